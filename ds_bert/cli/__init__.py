@@ -1,0 +1,1 @@
+"""The `ds-bert` command: one thin module for each subcommand."""

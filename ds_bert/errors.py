@@ -1,0 +1,17 @@
+"""Errors meant for the user: one line that says what is wrong, where, and what to do."""
+
+
+class UserError(ValueError):
+    """Something in the user's hands is wrong (a file, a folder, a setting). The commands exit with code 1.
+
+    The message is complete by itself: what is wrong, where (file, line, key), what to do. The commands print it
+    as one line without a traceback.
+    """
+
+    exit_code = 1
+
+
+class UsageError(UserError):
+    """The command line itself is wrong. The commands exit with code 2."""
+
+    exit_code = 2
