@@ -1,0 +1,1 @@
+"""What a launch needs from the machines it runs on."""

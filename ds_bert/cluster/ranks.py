@@ -1,0 +1,99 @@
+"""Starting and ending the ranks of a program: through the deepspeed launcher, and inside each of them."""
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+LAUNCHER_LOG_LEVEL = "error"
+
+
+def launch(module: str, arguments: list[str], num_procs: int) -> int:
+    """Run a module on this machine's ranks through the deepspeed launcher and wait for it.
+
+    Args:
+        module: run as `python -m MODULE` by each rank.
+        arguments: of the module.
+        num_procs: number of ranks.
+
+    Returns:
+        the launcher's exit code: that of the first rank that failed, or 0.
+    """
+    command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(num_procs)]
+    command += ["--master_port", str(_free_port()), "--log_level", LAUNCHER_LOG_LEVEL, "--module", module, *arguments]
+    process = subprocess.Popen(command, env={**os.environ, "DS_ACCELERATOR": _accelerator()})
+    # Ctrl-C reaches the whole foreground group; the launcher ends its ranks, and this process waits for it to.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        code = process.wait()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    return code if code >= 0 else 128 - code
+
+
+def default_num_procs() -> int:
+    """One rank for each GPU; without a GPU a single one, which uses all cores."""
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator = get_accelerator()
+    return 1 if accelerator.device_name() == "cpu" else max(1, accelerator.device_count())
+
+
+def forwarded(args: argparse.Namespace, add_arguments: Callable[[argparse.ArgumentParser], None]) -> list[str]:
+    """The command line that gives a rank's program the options the user gave.
+
+    Args:
+        args: parsed options, of which the program knows some.
+        add_arguments: adds the program's options to a parser.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    words = []
+    for action in parser._actions:
+        value = getattr(args, action.dest)
+        if value is True:
+            words.append(action.option_strings[0])
+        elif value not in (None, False):
+            # One word, so that a value that begins with a dash stays a value.
+            words.append(f"{action.option_strings[0]}={value}")
+    return words
+
+
+def _accelerator() -> str:
+    # Told by name, DeepSpeed does not warn on every rank that it found no GPU.
+    from deepspeed.accelerator import get_accelerator
+
+    return os.environ.get("DS_ACCELERATOR", get_accelerator()._name)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def start_ranks() -> None:
+    """Join the other ranks, over gloo without a GPU and NCCL with one, and share the machine's cores among its ranks."""
+    import deepspeed
+    import torch
+
+    from ds_bert.cluster.ops import skip_unused_comm_op
+
+    logging.getLogger("datasets").setLevel(logging.ERROR)
+    skip_unused_comm_op()
+    if "OMP_NUM_THREADS" not in os.environ:
+        ranks_here = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks_here))
+    deepspeed.init_distributed()
+
+
+def stop_ranks() -> None:
+    """Leave the process group."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()

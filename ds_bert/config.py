@@ -1,0 +1,239 @@
+"""The training configuration: the DeepSpeed JSON with our one section "ds_bert" in it.
+
+Everything here works on plain dictionaries and needs neither torch nor a process group, so that a mistake is found
+before any rank starts.
+"""
+
+import copy
+import difflib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ds_bert.errors import UserError
+
+SECTION = "ds_bert"
+
+BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+# Where a DeepSpeed scheduler keeps a peak of its own; it then ignores the optimizer's rate.
+PEAK_KEYS = {"WarmupLR": "warmup_max_lr", "WarmupDecayLR": "warmup_max_lr", "OneCycle": "cycle_max_lr"}
+
+# Where Hugging Face's own default for an "auto" equals DeepSpeed's, so that leaving the key out means the same.
+SAME_DEFAULTS = {"optimizer.params.betas", "optimizer.params.eps"}
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class MaskingConfig(Section):
+    """How tokens are chosen for masked-language modelling."""
+
+    probability: float = Field(0.15, gt=0, lt=1)
+    """Share of a sample's maskable tokens that is masked: max(1, round(probability x maskable)) of them."""
+
+    unit: Literal["token"] = "token"
+    """What is masked as a whole."""
+
+
+class DsBertConfig(Section):
+    """The section "ds_bert" of a DeepSpeed configuration."""
+
+    masking: MaskingConfig = MaskingConfig()
+    """Masked-language modelling."""
+
+
+def read_json(path: str | Path) -> dict:
+    """Read a DeepSpeed configuration file.
+
+    Raises:
+        UserError: the file is missing or no JSON object (with line and column), or a key stands in it twice.
+    """
+
+    def without_repeats(pairs: list[tuple[str, Any]]) -> dict:
+        for position, (key, _) in enumerate(pairs):
+            if any(key == earlier for earlier, _ in pairs[:position]):
+                raise UserError(f"{path}: the key {key!r} stands twice in one object; keep one of them")
+        return dict(pairs)
+
+    try:
+        config = json.loads(Path(path).read_text(encoding="utf-8-sig"), object_pairs_hook=without_repeats)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text: byte {error.start} cannot be decoded") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the DeepSpeed configuration: {error.strerror}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: a DeepSpeed configuration is a JSON object {{...}}, not {type(config).__name__}")
+    return config
+
+
+def parse_section(config: dict, source: str = "") -> DsBertConfig:
+    """Check the "ds_bert" section of a DeepSpeed configuration; a missing one means all defaults.
+
+    Args:
+        config: the whole DeepSpeed configuration.
+        source: the file's name, put in front of an error.
+
+    Raises:
+        UserError: an unknown key (with its path and the nearest valid one) or a value out of range.
+    """
+    try:
+        return DsBertConfig.model_validate(config.get(SECTION, {}))
+    except ValidationError as invalid:
+        problems = [_problem(details) for details in invalid.errors()]
+    raise UserError((f"{source}: " if source else "") + "; ".join(problems))
+
+
+def _problem(details: dict) -> str:
+    """One pydantic error in the words of this project: path, what was given, what is valid."""
+    path = ".".join([SECTION, *map(str, details["loc"])])
+    if details["type"] != "extra_forbidden":
+        return f"{path}: {details['msg']} (given: {details['input']!r})"
+    model: Any = DsBertConfig
+    for name in details["loc"][:-1]:
+        model = model.model_fields[name].annotation
+    return f"{path}: unknown key{_did_you_mean(str(details['loc'][-1]), list(model.model_fields))}"
+
+
+def _did_you_mean(word: str, valid: list[str]) -> str:
+    nearest = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
+    return f"{hint} (valid: {', '.join(valid)})"
+
+
+def resolve_batch_sizes(config: dict, world_size: int) -> tuple[int, int, int]:
+    """Fill in the batch sizes that are not given, by DeepSpeed's rule.
+
+    train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x world size
+
+    Args:
+        config: a DeepSpeed configuration; "auto" counts as not given.
+        world_size: number of data-parallel ranks.
+
+    Returns:
+        global batch (samples a step), micro-batch (samples a rank and micro-step), accumulation (micro-steps).
+
+    Raises:
+        UserError: none is given, one is no positive integer, or they do not multiply out; the latter names the three
+            numbers and the nearest valid ones.
+    """
+    given = {key: config.get(key) for key in BATCH_KEYS}
+    for key, value in given.items():
+        if value == "auto":
+            given[key] = None
+        elif value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise UserError(f"{key}: must be a whole number of at least 1, not {value!r}")
+    batch, micro, accumulation = given.values()
+    if batch is None and micro is None:
+        raise UserError(
+            "no batch size: give train_batch_size (samples a step over all ranks) or train_micro_batch_size_per_gpu"
+        )
+    if batch is None:
+        accumulation = accumulation or 1
+        return micro * accumulation * world_size, micro, accumulation
+    if micro is None:
+        unit = (accumulation or 1) * world_size
+        micro, accumulation, rest = batch // unit, accumulation or 1, batch % unit
+    elif accumulation is None:
+        unit = micro * world_size
+        accumulation, rest = batch // unit, batch % unit
+    else:
+        unit, rest = micro * accumulation * world_size, batch - micro * accumulation * world_size
+        if rest:
+            raise UserError(
+                f"train_batch_size {batch} is not train_micro_batch_size_per_gpu {micro} x "
+                f"gradient_accumulation_steps {accumulation} x world size {world_size} = {unit}; write "
+                f"train_batch_size {unit}, or leave one of the three keys out and DeepSpeed's rule fills it"
+            )
+    if rest:
+        known = {"train_micro_batch_size_per_gpu": given[BATCH_KEYS[1]], BATCH_KEYS[2]: given[BATCH_KEYS[2]]}
+        factors = " x ".join([f"{key} {value}" for key, value in known.items() if value] + [f"world size {world_size}"])
+        nearest = [n for n in (batch - batch % unit, batch - batch % unit + unit) if n > 0]
+        raise UserError(
+            f"train_batch_size {batch} is not a multiple of {factors} = {unit}; nearest valid train_batch_size: "
+            + " or ".join(map(str, nearest))
+        )
+    return batch, micro, accumulation
+
+
+def resolve(config: dict, *, world_size: int, total_steps: int | None = None, hidden_size: int | None = None) -> dict:
+    """The configuration as DeepSpeed shall see it: batch sizes filled in, "auto" resolved, one learning rate.
+
+    Args:
+        config: the DeepSpeed configuration as the user wrote it; it is not changed.
+        world_size: number of data-parallel ranks.
+        total_steps: optimizer steps of the run, for a scheduler's "total_num_steps": "auto".
+        hidden_size: of the model, for "auto" bucket sizes.
+
+    Raises:
+        UserError: an "auto" whose value nobody knows, batch sizes that do not divide, two learning rates.
+    """
+    config = copy.deepcopy(config)
+    config.update(zip(BATCH_KEYS, resolve_batch_sizes(config, world_size), strict=True))
+    _fill_auto(config, total_steps, hidden_size)
+    _unify_learning_rate(config)
+    return config
+
+
+def _fill_auto(config: dict, total_steps: int | None, hidden_size: int | None) -> None:
+    scheduler = config.get("scheduler") or {}
+    peak_key = PEAK_KEYS.get(scheduler.get("type"), "warmup_max_lr")
+    fill = {
+        "optimizer.params.lr": _number(scheduler.get("params", {}).get(peak_key)),
+        f"scheduler.params.{peak_key}": _learning_rate(config),
+        "scheduler.params.total_num_steps": total_steps,
+        "scheduler.params.warmup_min_lr": 0.0,
+        "zero_optimization.reduce_bucket_size": hidden_size and hidden_size * hidden_size,
+    }
+    unknown = []
+
+    def visit(node: dict, path: str) -> None:
+        for key, value in list(node.items()):
+            here = f"{path}{key}"
+            if isinstance(value, dict):
+                visit(value, here + ".")
+            elif value != "auto":
+                continue
+            elif here in SAME_DEFAULTS or here.startswith("zero_optimization.stage3_"):
+                del node[key]
+            elif fill.get(here) is not None:
+                node[key] = fill[here]
+            else:
+                unknown.append(here)
+
+    visit(config, "")
+    if unknown:
+        raise UserError(
+            f'"auto" stands for a value that only the Hugging Face Trainer knows, at: {", ".join(unknown)}; '
+            "write the numbers there"
+        )
+
+
+def _learning_rate(config: dict) -> float | None:
+    return _number(config.get("optimizer", {}).get("params", {}).get("lr"))
+
+
+def _number(value: Any) -> Any:
+    return None if value == "auto" else value
+
+
+def _unify_learning_rate(config: dict) -> None:
+    """Write the one learning rate given wherever DeepSpeed keeps one (its schedulers ignore the optimizer's)."""
+    scheduler = config.get("scheduler") or {}
+    peak_key = PEAK_KEYS.get(scheduler.get("type"))
+    if peak_key is None or "optimizer" not in config:
+        return
+    peak, rate = scheduler.setdefault("params", {}).get(peak_key), _learning_rate(config)
+    if peak is not None and rate is not None and peak != rate:
+        raise UserError(
+            f"two learning rates: optimizer.params.lr is {rate} and scheduler.params.{peak_key} is {peak}; "
+            f"{scheduler['type']} uses only its own, so remove one of them"
+        )
+    if peak is None and rate is None:
+        raise UserError(f"no learning rate: write optimizer.params.lr (or scheduler.params.{peak_key})")
+    scheduler["params"][peak_key] = config["optimizer"].setdefault("params", {})["lr"] = peak if rate is None else rate

@@ -1,0 +1,24 @@
+"""Text -> prepared samples -> masked batches."""
+
+from importlib import import_module
+from typing import Any
+
+# Names are looked up when they are first used: a worker process that tokenizes would otherwise load torch, too.
+_HOMES = {
+    "PrepareSettings": "prepare",
+    "PreparedData": "prepared",
+    "PreparedSplit": "prepared",
+    "learn_tokenizer": "vocabulary",
+    "load_tokenizer": "tokenizer",
+    "prepare": "prepare",
+    "read_documents": "sources",
+    "special_token_ids": "tokenizer",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,100 @@
+"""Run a function over a stream in worker processes: results in order, a bounded number of items in flight."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from ds_bert.errors import UserError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def ordered_map(
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    num_workers: int,
+    initializer: Callable[..., None],
+    initargs: tuple[Any, ...],
+) -> Iterator[Result]:
+    """Apply `function` to each item, in processes; yield the results in the order of the items.
+
+    Args:
+        function: picklable.
+        items: read by this process, at most `2 * num_workers` ahead of the result that is yielded.
+        num_workers: number of processes; 1 works in this process.
+        initializer: called once in each process before its first item.
+        initargs: its arguments.
+
+    Raises:
+        UserError: a worker died.
+    """
+    if num_workers == 1:
+        initializer(*initargs)
+        yield from map(function, items)
+        return
+    # spawn: threads of this process (those of the tokenizers library, for one) do not survive a fork.
+    executor = ProcessPoolExecutor(
+        num_workers,
+        multiprocessing.get_context("spawn"),
+        _start_worker,
+        (initializer, initargs),
+    )
+    waiting = deque()
+    try:
+        for item in items:
+            waiting.append(executor.submit(function, item))
+            if len(waiting) >= 2 * num_workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool:
+        raise UserError(
+            "a worker process died, killed from outside or for want of memory (see the kernel's log: dmesg); try "
+            f"again with fewer workers: --num-workers {max(1, num_workers // 2)}"
+        ) from None
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_worker(initializer: Callable[..., None], initargs: tuple[Any, ...]) -> None:
+    # Ctrl-C reaches the whole process group; the main process alone decides what then happens.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+
+    def leave_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    # After kill -9 of the main process a worker would wait for its next item for ever.
+    threading.Thread(target=leave_with_parent, daemon=True).start()
+    initializer(*initargs)
+
+
+@contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """Turn SIGTERM into an exception inside the block, so that clean-up runs; then exit as SIGTERM would."""
+
+    def stop(signum: int, frame: Any) -> None:
+        raise SystemExit(128 + signum)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,1 @@
+"""The pretraining run: its setup, loop, evaluation, checkpoints and metrics."""

@@ -1,0 +1,56 @@
+"""Failing together: an error on one rank becomes the same error on all of them, so that nobody waits for ever."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from ds_bert.errors import UserError
+
+Result = TypeVar("Result")
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This process's rank and the number of ranks; (0, 1) without a process group."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def together(function: Callable[[], Result]) -> Result:
+    """Call `function` on every rank; if it fails on any, fail on all with the same message. A collective call.
+
+    Returns:
+        what `function` returned on this rank.
+
+    Raises:
+        UserError: the message of the first rank that met a `UserError` or an `OSError`; it names the rank if others
+            did not meet the same.
+    """
+    result, problem = None, None
+    try:
+        result = function()
+    except UserError as error:
+        problem = str(error)
+    except OSError as error:
+        problem = f"{error.filename or 'file system'}: {error.strerror or error}"
+    rank, world_size = rank_and_world()
+    problems = [problem]
+    if world_size > 1:
+        problems = [None] * world_size
+        dist.all_gather_object(problems, problem)
+    failed = [rank for rank, text in enumerate(problems) if text is not None]
+    if failed:
+        first = problems[failed[0]]
+        everywhere = all(text == first for text in problems)
+        raise UserError(first if everywhere else f"rank {failed[0]}: {first}")
+    return result
+
+
+def on_first_rank(function: Callable[[], Result]) -> Result:
+    """Call `function` on rank 0 and give its (picklable) result to all; fail on all if it fails. A collective call."""
+    rank, world_size = rank_and_world()
+    result = together(lambda: function() if rank == 0 else None)
+    if world_size > 1:
+        box = [result]
+        dist.broadcast_object_list(box, src=0)
+        result = box[0]
+    return result

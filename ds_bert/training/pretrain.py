@@ -1,0 +1,121 @@
+"""The program each rank runs: `deepspeed --module ds_bert.training.pretrain ...` (`ds-bert pretrain` starts it)."""
+
+import argparse
+import copy
+import logging
+import shutil
+import sys
+
+import torch
+import torch.distributed as dist
+
+from ds_bert.errors import UserError
+from ds_bert.training.options import add_pretrain_arguments
+
+log = logging.getLogger("ds_bert")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train one rank. Returns the exit code: 0 done, 1 failed, 2 wrong usage."""
+    parser = argparse.ArgumentParser(prog="ds_bert.training.pretrain", description=__doc__, allow_abbrev=False)
+    add_pretrain_arguments(parser)
+    parser.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+
+    from ds_bert.cluster.ranks import start_ranks, stop_ranks
+
+    start_ranks()
+    try:
+        pretrain(args)
+    except UserError as error:
+        if dist.get_rank() == 0:
+            print(f"ds-bert pretrain: error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    finally:
+        stop_ranks()
+    return 0
+
+
+def pretrain(args: argparse.Namespace) -> None:
+    """Do a whole run, or what is left of it. Needs the default process group; a collective call.
+
+    Args:
+        args: from `options.add_pretrain_arguments`.
+
+    Raises:
+        UserError: on all ranks alike.
+    """
+    from ds_bert.cluster.ops import build_ops, needed_ops, use_torch_adam
+    from ds_bert.engine import initialize
+    from ds_bert.modeling import MaskedPositionHead, build_model
+    from ds_bert.training import checkpoint as checkpoints
+    from ds_bert.training.agreement import on_first_rank, together
+    from ds_bert.training.loop import Trainer
+    from ds_bert.training.metrics import MetricsLog, plot_loss
+    from ds_bert.training.setup import set_up_run, write_run_file
+
+    first = dist.get_rank() == 0
+    setup = together(lambda: set_up_run(args, dist.get_world_size()))
+    chosen = checkpoints.choose_checkpoint(setup.run_folder, args.resume)
+    ds_config = copy.deepcopy(setup.ds_config)
+    failure = build_ops(needed_ops(ds_config))
+    failures = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, failure)
+    if any(failures):
+        use_torch_adam(ds_config)
+        reason = next(filter(None, failures))
+        _say(f"DeepSpeed's fused Adam cannot be compiled here ({reason}); training goes on with torch's Adam")
+
+    folder = chosen and chosen.folder
+    stage = ds_config.get("zero_optimization", {}).get("stage", 0)
+    converted = chosen and checkpoints.needs_universal(chosen, dist.get_world_size(), stage)
+    if converted:
+        _say(
+            f"{chosen.tag} was saved by {chosen.manifest['world_size']} ranks, this run has {dist.get_world_size()}: "
+            "going through DeepSpeed's universal checkpoint"
+        )
+        folder = checkpoints.convert_to_universal(chosen)
+        ds_config.setdefault("checkpoint", {})["load_universal"] = True
+
+    torch.manual_seed(args.seed)
+    model = together(
+        lambda: build_model(
+            args.model, setup.model_config, from_config=args.from_config, trust_remote_code=args.trust_remote_code
+        )
+    )
+    weights = f"continues from the weights of {args.model}" if setup.continues_weights else "starts from fresh weights"
+    _say(f"model {args.model}: {sum(p.numel() for p in model.parameters()):,} parameters; {weights}")
+    head = MaskedPositionHead(model)
+    engine, *_ = initialize(model=model, model_parameters=model.parameters(), config=ds_config)
+
+    client_state = None
+    if chosen:
+        client_state = checkpoints.load_checkpoint(engine, folder)
+        _say(f"resumed from {chosen.folder} at step {engine.global_steps} of {setup.total_steps}")
+        if converted:
+            on_first_rank(lambda: shutil.rmtree(folder))
+    else:
+        on_first_rank(lambda: write_run_file(setup))
+    metrics = on_first_rank_only(lambda: MetricsLog(setup.run_folder, engine.global_steps))
+    if engine.global_steps >= setup.total_steps:
+        _say(f"the run is complete: it has {engine.global_steps} steps and {setup.total_steps} were asked for")
+    Trainer(setup, engine, head, metrics, client_state).train()
+    if first:
+        _say(f"loss curve: {plot_loss(setup.run_folder)}")
+
+
+def on_first_rank_only(function):
+    """Call `function` on rank 0, whose result stays there; the other ranks get None. A collective call."""
+    from ds_bert.training.agreement import together
+
+    return together(lambda: function() if dist.get_rank() == 0 else None)
+
+
+def _say(message: str) -> None:
+    if dist.get_rank() == 0:
+        log.info(message)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

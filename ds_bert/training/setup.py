@@ -1,0 +1,195 @@
+"""Everything about a run that is known, and checked, before its ranks start."""
+
+import argparse
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from ds_bert import config as configuration
+from ds_bert.data.prepared import PreparedData
+from ds_bert.errors import UserError
+from ds_bert.modeling import check_tokenizer_and_lengths, has_weights, load_config
+from ds_bert.training.checkpoint import TAG, list_checkpoints, write_atomically
+
+RUN_FILE = "run.json"
+
+# Keys of the DeepSpeed configuration that change the numbers of a run, so that a resumed run must not change them.
+DECISIVE_KEYS = (
+    "train_batch_size",
+    "optimizer",
+    "scheduler",
+    "gradient_clipping",
+    "fp16",
+    "bf16",
+    "torch_autocast",
+    "zero_optimization.stage",
+    "ds_bert",
+)
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """A run, checked. Everything is the same on all ranks."""
+
+    args: argparse.Namespace
+    data: PreparedData
+    tokenizer: PreTrainedTokenizerBase
+    model_config: PretrainedConfig
+    section: configuration.DsBertConfig
+    ds_config: dict
+    """As DeepSpeed sees it: batch sizes, "auto" values and the learning rate resolved."""
+    total_steps: int
+
+    @property
+    def run_folder(self) -> Path:
+        return Path(self.args.output)
+
+    @property
+    def continues_weights(self) -> bool:
+        """Whether training starts from the weights that --model comes with."""
+        return has_weights(self.args.model) and not self.args.from_config
+
+    def identity(self) -> dict:
+        """What makes this run this run, as flat plain values: resuming with other ones is refused."""
+        decisive = {key: _look_up(self.ds_config, key) for key in DECISIVE_KEYS}
+        decisive["ds_bert"] = self.section.model_dump()
+        facts = {
+            "data": hashlib.sha256(json.dumps(self.data.manifest, sort_keys=True).encode()).hexdigest()[:16],
+            "seed": self.args.seed,
+            "weights from": self.args.model if self.continues_weights else "fresh",
+            "model": json.loads(self.model_config.to_json_string(use_diff=True)),
+            **decisive,
+        }
+        # Through JSON, so that a tuple compares equal to the list it is read back as.
+        return json.loads(json.dumps(_flatten(facts)))
+
+
+def set_up_run(args: argparse.Namespace, world_size: int) -> RunSetup:
+    """Read and check all that a run needs.
+
+    Args:
+        args: from `options.add_pretrain_arguments`.
+        world_size: number of ranks.
+
+    Raises:
+        UserError: anything the user should mend first.
+    """
+    raw = configuration.read_json(args.deepspeed_config)
+    section = configuration.parse_section(raw, args.deepspeed_config)
+    data = PreparedData(args.data)
+    tokenizer = data.load_tokenizer(trust_remote_code=args.trust_remote_code)
+    max_length = max(int(split.lengths.max()) for split in (data.train, data.validation) if split)
+    model_config = load_config(args.model, tokenizer, max_length, trust_remote_code=args.trust_remote_code)
+    check_tokenizer_and_lengths(
+        args.model,
+        model_config,
+        tokenizer,
+        max_length,
+        from_config=args.from_config,
+        trust_remote_code=args.trust_remote_code,
+    )
+    try:
+        global_batch, _, _ = configuration.resolve_batch_sizes(raw, world_size)
+        total_steps = args.max_steps or args.epochs * (len(data.train) // global_batch)
+        ds_config = configuration.resolve(
+            raw, world_size=world_size, total_steps=total_steps, hidden_size=model_config.hidden_size
+        )
+        check_supported(ds_config)
+    except UserError as error:
+        raise UserError(f"{args.deepspeed_config}: {error}") from None
+    setup = RunSetup(args, data, tokenizer, model_config, section, ds_config, total_steps)
+    check_run_folder(setup)
+    return setup
+
+
+def check_supported(ds_config: dict) -> None:
+    """Refuse what pretraining cannot do, or not safely.
+
+    Raises:
+        UserError: names the key.
+    """
+    from deepspeed.accelerator import get_accelerator
+
+    zero = ds_config.get("zero_optimization", {})
+    if "type" not in ds_config.get("optimizer", {}):
+        raise UserError('no optimizer: add for example "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}')
+    if zero.get("stage", 0) not in (0, 1, 2):
+        raise UserError(f"zero_optimization.stage: {zero['stage']} is not supported; use 0, 1 or 2")
+    if zero.get("compute_grad_norm") is False:
+        raise UserError(
+            "zero_optimization.compute_grad_norm: false takes away the check for gradients that are not finite; remove it"
+        )
+    if ds_config.get("bf16", {}).get("check_grad_overflow") is False:
+        raise UserError("bf16.check_grad_overflow: false would let NaN into the weights; remove it")
+    autocast = ds_config.get("torch_autocast", {})
+    if autocast.get("enabled") and str(autocast.get("dtype", "bfloat16")) not in ("bfloat16", "torch.bfloat16"):
+        raise UserError('torch_autocast.dtype: only "bfloat16" is supported; for fp16 use the section "fp16"')
+    if ds_config.get("fp16", {}).get("enabled") and not get_accelerator().is_fp16_supported():
+        raise UserError(
+            f"fp16.enabled: this device ({get_accelerator().device_name()}) cannot train in fp16; "
+            'use "bf16": {"enabled": true} instead'
+        )
+
+
+def check_run_folder(setup: RunSetup) -> None:
+    """Check that the output folder is new, or holds this very run.
+
+    Raises:
+        UserError: it holds another run (the settings that differ are named), something else, or a run that
+            --resume never forbids to go on with.
+    """
+    folder, resume = setup.run_folder, setup.args.resume
+    if resume not in ("auto", "never") and not TAG.fullmatch(resume):
+        raise UserError(f"--resume {resume}: must be auto, never or a checkpoint's name such as global_step100")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--output {folder} is a file; name a folder")
+    run_file = folder / RUN_FILE
+    if not run_file.is_file():
+        if folder.is_dir() and any(folder.iterdir()):
+            raise UserError(f"--output {folder} is not empty and holds no run (no {RUN_FILE}); name another folder")
+        if resume not in ("auto", "never"):
+            raise UserError(f"--resume {resume}: {folder} holds no run")
+        return
+    if resume == "never":
+        raise UserError(f"--output {folder} holds a run and --resume never forbids to go on with it; name another folder")
+    try:
+        theirs = json.loads(run_file.read_text(encoding="utf-8"))
+    except ValueError:
+        raise UserError(f"{run_file} is damaged; restore it, or start again in another --output folder") from None
+    mine = setup.identity()
+    differing = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
+    if differing:
+        changes = "; ".join(f"{key}: {theirs.get(key)!r} there, {mine.get(key)!r} now" for key in differing)
+        raise UserError(f"--output {folder} holds another run: {changes}; name another folder")
+
+
+def write_run_file(setup: RunSetup) -> None:
+    """Leave the run's identity and configuration in its folder, for a resumed run and for people."""
+    setup.run_folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(setup.run_folder / RUN_FILE, json.dumps(setup.identity(), indent=1, ensure_ascii=False))
+    write_atomically(setup.run_folder / "ds_config.json", json.dumps(setup.ds_config, indent=2))
+    setup.model_config.save_pretrained(setup.run_folder)
+    setup.tokenizer.save_pretrained(setup.run_folder)
+
+
+def has_checkpoint_at(run_folder: Path, step: int) -> bool:
+    return any(checkpoint.step >= step and checkpoint.manifest for checkpoint in list_checkpoints(run_folder))
+
+
+def _look_up(config: dict, path: str):
+    for key in path.split("."):
+        config = config.get(key) if isinstance(config, dict) else None
+    return config
+
+
+def _flatten(node: dict, prefix: str = "") -> dict:
+    flat = {}
+    for key, value in node.items():
+        if isinstance(value, dict):
+            flat.update(_flatten(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + str(key)] = value
+    return flat
