@@ -26,7 +26,13 @@ setup(
     extras_require={
         "mpi": ["mpi4py>=4.0"],
         "monitor": ["tensorboard>=2.15", "wandb>=0.17"],
-        "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "ruff>=0.15", "sentence-transformers>=5"],
+        "test": [
+            "pytest>=8",
+            "pytest-timeout>=2.3",
+            "hypothesis>=6.100",
+            "ruff>=0.15",
+            "sentence-transformers>=5",
+        ],
     },
     entry_points={"console_scripts": ["ds-bert = ds_bert.cli.main:main"]},
 )

@@ -10,7 +10,10 @@ from ds_bert.errors import UserError
 # name -> (module, what it does). Modules are imported when their command runs: torch alone takes seconds to load.
 COMMANDS = {
     "prepare": ("ds_bert.cli.prepare", "raw text -> tokenized samples on disk"),
-    "pretrain": ("ds_bert.cli.pretrain", "prepared data -> trained checkpoints (starts the deepspeed launcher)"),
+    "pretrain": (
+        "ds_bert.cli.pretrain",
+        "prepared data -> trained checkpoints (starts the deepspeed launcher)",
+    ),
     "evaluate": ("ds_bert.cli.evaluate", "checkpoint or model folder -> held-out loss and masked accuracy"),
     "export": ("ds_bert.cli.export", "checkpoint -> folder that transformers and sentence-transformers load"),
 }

@@ -2,17 +2,22 @@
 
 import argparse
 
+from ds_bert.cluster.device import choose_device
 from ds_bert.training.options import add_pretrain_arguments, positive_int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pretrain_arguments(parser)
     parser.add_argument(
-        "--num-procs", type=positive_int, metavar="N", help="ranks (default: one for each GPU, without a GPU one)"
+        "--num-procs",
+        type=positive_int,
+        metavar="N",
+        help="ranks (default: one for each GPU, without a GPU one)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
+    choose_device()
     from ds_bert.cluster.ranks import default_num_procs, forwarded, launch
     from ds_bert.training.setup import set_up_run
 

@@ -57,7 +57,10 @@ def build_ops(names: list[str]) -> str | None:
             remove_stale_lock(folder / "lock")
             if (folder / f"{builder.name}.so").exists():
                 continue
-            print(f"compiling DeepSpeed's {builder.name}, once per machine (about half a minute)", file=sys.stderr)
+            print(
+                f"compiling DeepSpeed's {builder.name}, once per machine (about half a minute)",
+                file=sys.stderr,
+            )
             done = subprocess.run([sys.executable, "-c", BUILD.format(name=name)], capture_output=True, text=True)
             if done.returncode:
                 return _last_line(done.stderr or done.stdout)

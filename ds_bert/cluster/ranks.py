@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from ds_bert.errors import UserError
+
 LAUNCHER_LOG_LEVEL = "error"
 
 
@@ -24,8 +26,16 @@ def launch(module: str, arguments: list[str], num_procs: int) -> int:
         the launcher's exit code: that of the first rank that failed, or 0.
     """
     command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(num_procs)]
-    command += ["--master_port", str(_free_port()), "--log_level", LAUNCHER_LOG_LEVEL, "--module", module, *arguments]
-    process = subprocess.Popen(command, env={**os.environ, "DS_ACCELERATOR": _accelerator()})
+    command += [
+        "--master_port",
+        str(_free_port()),
+        "--log_level",
+        LAUNCHER_LOG_LEVEL,
+        "--module",
+        module,
+        *arguments,
+    ]
+    process = subprocess.Popen(command)
     # Ctrl-C reaches the whole foreground group; the launcher ends its ranks, and this process waits for it to.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -63,37 +73,49 @@ def forwarded(args: argparse.Namespace, add_arguments: Callable[[argparse.Argume
     return words
 
 
-def _accelerator() -> str:
-    # Told by name, DeepSpeed does not warn on every rank that it found no GPU.
-    from deepspeed.accelerator import get_accelerator
-
-    return os.environ.get("DS_ACCELERATOR", get_accelerator()._name)
-
-
 def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
-def start_ranks() -> None:
-    """Join the other ranks, over gloo without a GPU and NCCL with one, and share the machine's cores among its ranks."""
+def run_rank(name: str, work: Callable[[int], None]) -> int:
+    """The frame of a rank's program: join the others, work, leave, and say on rank 0 what all ranks failed of.
+
+    Args:
+        name: of the command, for the message.
+        work: called with the rank; a `UserError` it raises must be the same on all ranks.
+
+    Returns:
+        the exit code: 0 done, else the error's.
+    """
+    import torch.distributed as dist
+
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    _join_ranks()
+    rank = dist.get_rank()
+    try:
+        work(rank)
+    except UserError as error:
+        if rank == 0:
+            print(f"{name}: error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    finally:
+        dist.destroy_process_group()
+    return 0
+
+
+def _join_ranks() -> None:
+    """Start the process group, over gloo without a GPU and NCCL with one, and share the machine's cores."""
     import deepspeed
     import torch
 
     from ds_bert.cluster.ops import skip_unused_comm_op
 
-    logging.getLogger("datasets").setLevel(logging.ERROR)
+    for noisy in ("datasets", "httpx"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
     skip_unused_comm_op()
     if "OMP_NUM_THREADS" not in os.environ:
         ranks_here = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks_here))
     deepspeed.init_distributed()
-
-
-def stop_ranks() -> None:
-    """Leave the process group."""
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -81,7 +81,7 @@ class PrepareSettings:
 def prepare(
     inputs: Sequence[str | os.PathLike],
     output: str | os.PathLike,
-    settings: PrepareSettings = PrepareSettings(),  # noqa: B008 (frozen)
+    settings: PrepareSettings = PrepareSettings(),
     *,
     num_workers: int | None = None,
     report: Callable[[str], None] = print,

@@ -124,7 +124,9 @@ def group_text(documents: list[str], unit: str) -> Groups:
                 parts.extend(split_sentences(paragraph))
                 ends.append(len(parts))
         else:
-            parts.extend(sentence.strip() for paragraph in paragraphs for sentence in split_sentences(paragraph))
+            parts.extend(
+                sentence.strip() for paragraph in paragraphs for sentence in split_sentences(paragraph)
+            )
     if unit == "sentence":
         ends = list(range(1, len(parts) + 1))
     return Groups(parts, ends, num_paragraphs, None if unit == "pack" else len(parts))

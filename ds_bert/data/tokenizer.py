@@ -41,9 +41,7 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(name_or_path), trust_remote_code=trust_remote_code
-        )
+        tokenizer = AutoTokenizer.from_pretrained(str(name_or_path), trust_remote_code=trust_remote_code)
     except Exception as error:  # anything can come out of a tokenizer's folder, and of code in it
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         if "trust_remote_code" in reason:

@@ -119,7 +119,9 @@ def _normalised(texts: Iterator[str]) -> Iterator[str]:
     """Each text as its normalised words (as the tokenizer splits it) with blanks between them."""
     tokenizer = _build({token: index for index, token in enumerate(SPECIAL_TOKENS)})
     normalise, split = tokenizer.normalizer.normalize_str, tokenizer.pre_tokenizer.pre_tokenize_str
-    memory = WordMemory(lambda words: [" ".join(word for word, _ in split(normalise(text))) for text in words])
+    memory = WordMemory(
+        lambda words: [" ".join(word for word, _ in split(normalise(text))) for text in words]
+    )
     for text in texts:
         yield " ".join(memory.look_up([text.replace("\n", " ")])[0])
 

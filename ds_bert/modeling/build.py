@@ -120,7 +120,7 @@ def check_tokenizer_and_lengths(
             f"the data with --max-length {positions}"
         )
     if has_weights(name) and not from_config:
-        _check_same_tokenizer(name, tokenizer, trust_remote_code)
+        check_same_tokenizer(name, tokenizer, trust_remote_code=trust_remote_code)
 
 
 def usable_positions(model: PreTrainedModel) -> int:
@@ -135,15 +135,20 @@ def usable_positions(model: PreTrainedModel) -> int:
     return getattr(model.config, "max_position_embeddings", None) or 2**31
 
 
-def _check_same_tokenizer(name: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool) -> None:
+def check_same_tokenizer(name: str, tokenizer: PreTrainedTokenizerBase, *, trust_remote_code: bool = False) -> None:
+    """Check that the weights of `name` were trained with this tokenizer, if a tokenizer lies beside them.
+
+    Raises:
+        UserError: it has another vocabulary.
+    """
     try:
         own = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError):
         return  # A folder with weights alone: nothing to compare with.
     if own.get_vocab() != tokenizer.get_vocab():
         raise UserError(
-            f"--model {name}: its weights were trained with another tokenizer than the data were prepared with; use "
-            f"ds-bert prepare --tokenizer {name}, or --from-config for fresh weights"
+            f"the weights of {name} were trained with another tokenizer than the data were prepared with; prepare the "
+            f"data with it (ds-bert prepare --tokenizer {name}), or train fresh weights (--from-config)"
         )
 
 

@@ -32,7 +32,7 @@ def together(function: Callable[[], Result]) -> Result:
         problem = str(error)
     except OSError as error:
         problem = f"{error.filename or 'file system'}: {error.strerror or error}"
-    rank, world_size = rank_and_world()
+    _, world_size = rank_and_world()
     problems = [problem]
     if world_size > 1:
         problems = [None] * world_size

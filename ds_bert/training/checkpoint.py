@@ -272,7 +272,9 @@ def _delete_old(run_folder: Path, keep_last: int) -> None:
 
 def needs_universal(checkpoint: Checkpoint, world_size: int, zero_stage: int) -> bool:
     """Whether ZeRO's partitions in the checkpoint do not fit so many ranks."""
-    return bool(zero_stage) and bool(checkpoint.manifest["zero_stage"]) and checkpoint.manifest["world_size"] != world_size
+    return (
+        bool(zero_stage) and bool(checkpoint.manifest["zero_stage"]) and checkpoint.manifest["world_size"] != world_size
+    )
 
 
 def convert_to_universal(checkpoint: Checkpoint) -> Path:

@@ -35,7 +35,12 @@ class Evaluator:
     """
 
     def __init__(
-        self, split: PreparedSplit, tokenizer: PreTrainedTokenizerBase, *, probability: float, micro_batch_size: int
+        self,
+        split: PreparedSplit,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        probability: float,
+        micro_batch_size: int,
     ) -> None:
         masker = TokenMasker(tokenizer, probability=probability, seed=EVALUATION_SEED, stream=EVALUATION_MASKS)
         self.dataset = MaskedLMDataset(split, masker)

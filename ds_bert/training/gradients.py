@@ -30,11 +30,11 @@ def global_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 class GradientGuard:
     """Watches the optimizer steps of one engine.
 
-    DeepSpeed skips a step with a non-finite gradient at ZeRO stages 1 and 2 and in fp16 and bf16, but at stage 0 in fp32
-    it writes NaN into the weights; there the guard skips in its place, in the same way: the weights, the optimizer's
-    state and the learning-rate schedule stay, `engine.skipped_steps` counts. DeepSpeed's own norm is missing at stage 0
-    in fp32, too small by the loss scale at stage 0 in fp16, and taken in one sweep at the other stages, so the guard
-    computes it from the reduced gradients.
+    DeepSpeed skips a step with a non-finite gradient at ZeRO stages 1 and 2 and in fp16 and bf16, but at stage 0 in
+    fp32 it writes NaN into the weights; there the guard skips in its place, in the same way: the weights, the
+    optimizer's state and the learning-rate schedule stay, `engine.skipped_steps` counts. DeepSpeed's own norm is
+    missing at stage 0 in fp32, too small by the loss scale at stage 0 in fp16, and taken in one sweep at the other
+    stages, so the guard computes it from the reduced gradients.
 
     Args:
         engine: from `deepspeed.initialize`, at ZeRO stage 0, 1 or 2.

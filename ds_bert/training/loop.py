@@ -82,7 +82,11 @@ class Trainer:
             )
         self.guard = GradientGuard(engine)
         self.progress = tqdm(
-            total=setup.total_steps, initial=engine.global_steps, desc="pretrain", unit="step", disable=self.rank != 0
+            total=setup.total_steps,
+            initial=engine.global_steps,
+            desc="pretrain",
+            unit="step",
+            disable=self.rank != 0,
         )
 
     def train(self) -> None:
@@ -115,8 +119,8 @@ class Trainer:
     def _train_step(self, micro_batches: Iterator[MaskedBatch], global_batch: np.ndarray) -> None:
         engine = self.engine
         masked_tokens = int(self.dataset.num_masked(global_batch).sum())
-        # DeepSpeed divides by the accumulation steps and averages over the ranks; this undoes both, so that the gradient
-        # is that of the mean over all masked tokens of the global batch (docs/loss.md).
+        # DeepSpeed divides by the accumulation steps and averages over the ranks; this undoes both, so that the
+        # gradient is that of the mean over all masked tokens of the global batch (docs/loss.md).
         loss_factor = self.world_size * self.accumulation_steps / masked_tokens
         sums = StepSums(loss=torch.zeros((), dtype=torch.float64, device=engine.device))
         for micro_step in range(self.accumulation_steps):

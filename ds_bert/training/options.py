@@ -14,22 +14,36 @@ def add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", required=True, metavar="DIR", help="prepared data (from `ds-bert prepare`)")
     parser.add_argument("--output", required=True, metavar="DIR", help="run folder: checkpoints, metrics, loss.png")
     parser.add_argument(
-        "--deepspeed_config", required=True, metavar="FILE", help="DeepSpeed JSON, with our section in it if you like"
+        "--deepspeed_config",
+        required=True,
+        metavar="FILE",
+        help="DeepSpeed JSON, with our section in it if you like",
     )
     parser.add_argument(
-        "--model", required=True, metavar="NAME", help="tiny|mini|small|base|large, or a Hugging Face name or folder"
+        "--model",
+        required=True,
+        metavar="NAME",
+        help="tiny|mini|small|base|large, or a Hugging Face name or folder",
     )
     parser.add_argument(
-        "--from-config", action="store_true", help="take only the architecture of --model; its weights start fresh"
+        "--from-config",
+        action="store_true",
+        help="take only the architecture of --model; its weights start fresh",
     )
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--max-steps", type=positive_int, metavar="N", help="optimizer steps of the whole run")
     length.add_argument("--epochs", type=positive_int, metavar="N", help="passes over the data of the whole run")
     parser.add_argument(
-        "--save-interval", type=positive_int, metavar="N", help="steps between checkpoints (default: only at the end)"
+        "--save-interval",
+        type=positive_int,
+        metavar="N",
+        help="steps between checkpoints (default: only at the end)",
     )
     parser.add_argument(
-        "--eval-interval", type=positive_int, metavar="N", help="steps between evaluations (default: only at the end)"
+        "--eval-interval",
+        type=positive_int,
+        metavar="N",
+        help="steps between evaluations (default: only at the end)",
     )
     parser.add_argument(
         "--resume", default="auto", metavar="auto|never|TAG", help="go on from the newest whole checkpoint (default), "
@@ -38,8 +52,14 @@ def add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-last", type=positive_int, metavar="N", help="delete all but the N newest checkpoints")
     parser.add_argument("--seed", type=int, default=0, help="of weights, order, masks and dropout (default: 0)")
     parser.add_argument(
-        "--num-workers", type=int, default=0, metavar="N", help="processes a rank that mask ahead (default: 0, none)"
+        "--num-workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes a rank that mask ahead (default: 0, none)",
     )
     parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run code that comes with a model or tokenizer folder"
+        "--trust-remote-code",
+        action="store_true",
+        help="run code that comes with a model or tokenizer folder",
     )

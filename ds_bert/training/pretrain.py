@@ -9,7 +9,6 @@ import sys
 import torch
 import torch.distributed as dist
 
-from ds_bert.errors import UserError
 from ds_bert.training.options import add_pretrain_arguments
 
 log = logging.getLogger("ds_bert")
@@ -21,20 +20,10 @@ def main(argv: list[str] | None = None) -> int:
     add_pretrain_arguments(parser)
     parser.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    logging.basicConfig(format="%(message)s", level=logging.INFO)
 
-    from ds_bert.cluster.ranks import start_ranks, stop_ranks
+    from ds_bert.cluster.ranks import run_rank
 
-    start_ranks()
-    try:
-        pretrain(args)
-    except UserError as error:
-        if dist.get_rank() == 0:
-            print(f"ds-bert pretrain: error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
-    finally:
-        stop_ranks()
-    return 0
+    return run_rank("ds-bert pretrain", lambda rank: pretrain(args))
 
 
 def pretrain(args: argparse.Namespace) -> None:
@@ -81,7 +70,10 @@ def pretrain(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     model = together(
         lambda: build_model(
-            args.model, setup.model_config, from_config=args.from_config, trust_remote_code=args.trust_remote_code
+            args.model,
+            setup.model_config,
+            from_config=args.from_config,
+            trust_remote_code=args.trust_remote_code,
         )
     )
     weights = f"continues from the weights of {args.model}" if setup.continues_weights else "starts from fresh weights"

@@ -12,7 +12,7 @@ from ds_bert import config as configuration
 from ds_bert.data.prepared import PreparedData
 from ds_bert.errors import UserError
 from ds_bert.modeling import check_tokenizer_and_lengths, has_weights, load_config
-from ds_bert.training.checkpoint import TAG, list_checkpoints, write_atomically
+from ds_bert.training.checkpoint import TAG, write_atomically
 
 RUN_FILE = "run.json"
 
@@ -120,12 +120,15 @@ def check_supported(ds_config: dict) -> None:
         raise UserError(f"zero_optimization.stage: {zero['stage']} is not supported; use 0, 1 or 2")
     if zero.get("compute_grad_norm") is False:
         raise UserError(
-            "zero_optimization.compute_grad_norm: false takes away the check for gradients that are not finite; remove it"
+            "zero_optimization.compute_grad_norm: false takes away the check for non-finite gradients; remove it"
         )
     if ds_config.get("bf16", {}).get("check_grad_overflow") is False:
         raise UserError("bf16.check_grad_overflow: false would let NaN into the weights; remove it")
     autocast = ds_config.get("torch_autocast", {})
-    if autocast.get("enabled") and str(autocast.get("dtype", "bfloat16")) not in ("bfloat16", "torch.bfloat16"):
+    if autocast.get("enabled") and str(autocast.get("dtype", "bfloat16")) not in (
+        "bfloat16",
+        "torch.bfloat16",
+    ):
         raise UserError('torch_autocast.dtype: only "bfloat16" is supported; for fp16 use the section "fp16"')
     if ds_config.get("fp16", {}).get("enabled") and not get_accelerator().is_fp16_supported():
         raise UserError(
@@ -154,7 +157,9 @@ def check_run_folder(setup: RunSetup) -> None:
             raise UserError(f"--resume {resume}: {folder} holds no run")
         return
     if resume == "never":
-        raise UserError(f"--output {folder} holds a run and --resume never forbids to go on with it; name another folder")
+        raise UserError(
+            f"--output {folder} holds a run and --resume never forbids to go on with it; name another folder"
+        )
     try:
         theirs = json.loads(run_file.read_text(encoding="utf-8"))
     except ValueError:
@@ -173,10 +178,6 @@ def write_run_file(setup: RunSetup) -> None:
     write_atomically(setup.run_folder / "ds_config.json", json.dumps(setup.ds_config, indent=2))
     setup.model_config.save_pretrained(setup.run_folder)
     setup.tokenizer.save_pretrained(setup.run_folder)
-
-
-def has_checkpoint_at(run_folder: Path, step: int) -> bool:
-    return any(checkpoint.step >= step and checkpoint.manifest for checkpoint in list_checkpoints(run_folder))
 
 
 def _look_up(config: dict, path: str):
