@@ -27,7 +27,7 @@ class WordMemory(Generic[Value]):
     def look_up(self, texts: list[str]) -> list[list[Value]]:
         """For each text the values of its words (split at U+0020 only; empty words included), in order."""
         words = [text.split(" ") for text in texts]
-        unknown = list(set().union(*words) - self._values.keys())
+        unknown = [word for word in set().union(*words) if word not in self._values]
         num_chars = sum(map(len, unknown)) + _ENTRY_CHARS * len(unknown)
         if self._num_chars + num_chars > _MEMORY_CHARS and self._values:
             self._values.clear()
