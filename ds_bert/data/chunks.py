@@ -4,6 +4,7 @@ Nothing heavy is imported here: every worker process loads this module.
 """
 
 import os
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer
 
 from ds_bert.data.samples import Frame, Samples, cut_samples, frame_samples, group_text
 from ds_bert.data.sources import Piece
-from ds_bert.data.words import WordMemory, is_blind_across_blanks
+from ds_bert.data.words import WordMemory, remember_words, splits_into_words
 
 CHUNK_CHARS = 1 << 20
 # An encoding takes about 250 bytes for each token until its ids are taken out.
@@ -113,7 +114,7 @@ def chunk_documents(pieces: Iterable[tuple[Piece, bool]]) -> Iterator[Chunk]:
 
 _job: ChunkJob
 _tokenizer: Tokenizer
-_memory: WordMemory[list[int]] | None
+_memory: WordMemory[tuple[int, ...]] | None
 
 
 def start_job(job: ChunkJob) -> None:
@@ -124,7 +125,7 @@ def start_job(job: ChunkJob) -> None:
     _job = job
     _tokenizer = Tokenizer.from_str(job.tokenizer_json)
     _tokenizer.encode_special_tokens = True
-    _memory = WordMemory(_encode_anew) if is_blind_across_blanks(job.tokenizer_json) else None
+    _memory = remember_words(_encode_anew, _join) if splits_into_words(job.tokenizer_json) else None
 
 
 def make_samples(chunk: Chunk) -> ChunkResult:
@@ -158,21 +159,25 @@ def _make_part(texts: list[str], num_documents: int) -> tuple[Samples, Counts]:
 
 def _encode(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """The tokens of all texts in a row, int32 (T,), and how many each has, int64 (P,)."""
-    all_ids: list[np.ndarray] = []
-    lengths: list[int] = []
+    all_ids = array("i")
+    stops = [0]
     for batch in _batches(texts):
         if _memory is None:
             id_lists = _encode_anew(batch)
         else:
-            id_lists = [list(chain.from_iterable(words)) for words in _memory.look_up(batch)]
-        batch_lengths = list(map(len, id_lists))
-        all_ids.append(np.fromiter(chain.from_iterable(id_lists), np.int32, sum(batch_lengths)))
-        lengths += batch_lengths
-    return np.concatenate([np.zeros(0, np.int32), *all_ids]), np.array(lengths, np.int64)
+            id_lists = [chain.from_iterable(words) for words in _memory.look_up(batch)]
+        for ids in id_lists:
+            all_ids.extend(ids)
+            stops.append(len(all_ids))
+    return np.array(all_ids, np.int32), np.diff(np.array(stops, np.int64))
 
 
-def _encode_anew(texts: list[str]) -> list[list[int]]:
-    return [encoding.ids for encoding in _tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+def _encode_anew(texts: list[str]) -> list[tuple[int, ...]]:
+    return [tuple(encoding.ids) for encoding in _tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def _join(ids_of_pieces: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(chain.from_iterable(ids_of_pieces))
 
 
 def _batches(texts: list[str]) -> Iterator[list[str]]:

@@ -1,4 +1,4 @@
-"""Run a function over a stream in worker processes: results in order, a bounded number of items in flight."""
+"""Work in other processes: a function over a stream (results in order, few items in flight), or one long call."""
 
 import multiprocessing
 import os
@@ -70,6 +70,11 @@ def ordered_map(
 
 
 def _start_worker(initializer: Callable[..., None], initargs: tuple[Any, ...]) -> None:
+    _detach_from_terminal()
+    initializer(*initargs)
+
+
+def _detach_from_terminal() -> None:
     # Ctrl-C reaches the whole process group; the main process alone decides what then happens.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -80,7 +85,52 @@ def _start_worker(initializer: Callable[..., None], initargs: tuple[Any, ...]) -
 
     # After kill -9 of the main process a worker would wait for its next item for ever.
     threading.Thread(target=leave_with_parent, daemon=True).start()
-    initializer(*initargs)
+
+
+def run_apart(
+    function: Callable[..., Result], *args: Any, on_progress: Callable[[float], None] = lambda amount: None
+) -> Result:
+    """Call `function(*args, report)` in a process of its own.
+
+    Unlike a long call into a library here, it can be interrupted at any time, and its memory is given back.
+
+    Args:
+        function: picklable; calls `report(amount)` as it goes on.
+        args: picklable.
+        on_progress: gets these amounts.
+
+    Raises:
+        UserError: raised by the function, or the process died.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_call, args=(sender, function, args), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        while True:
+            kind, value = receiver.recv()
+            if kind == "result":
+                return value
+            if kind == "error":
+                raise value
+            on_progress(value)
+    except EOFError:
+        raise UserError(
+            "the process that learns the vocabulary died, killed from outside or for want of memory (see the kernel's "
+            "log: dmesg); free some memory and run again"
+        ) from None
+    finally:
+        process.kill()
+        process.join()
+
+
+def _call(sender: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    _detach_from_terminal()
+    try:
+        sender.send(("result", function(*args, lambda amount: sender.send(("progress", amount)))))
+    except UserError as error:
+        sender.send(("error", error))
 
 
 @contextmanager

@@ -16,17 +16,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from ds_bert import __version__
 from ds_bert.data import storage
 from ds_bert.data.chunks import ChunkJob, Counts, chunk_documents, make_samples, start_job
 from ds_bert.data.holdout import Holdout, split_documents, survey
-from ds_bert.data.pool import available_cores, ordered_map, termination_as_interrupt
+from ds_bert.data.pool import available_cores, ordered_map, run_apart, termination_as_interrupt
 from ds_bert.data.samples import SAMPLE_UNITS
 from ds_bert.data.sources import PIECE_CHARS, Piece, check_inputs, read_documents
 from ds_bert.data.tokenizer import continues_word, frame_of, load_tokenizer, plain_backend, tokenizer_hash
-from ds_bert.data.vocabulary import learn_tokenizer
+from ds_bert.data.vocabulary import MIN_VOCAB_SIZE, learn_tokenizer, wrap_learned
 from ds_bert.errors import UsageError, UserError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ DEFAULT_VOCAB_SIZE = 30522
 LEARNING_BYTES = 256 << 20
 """A vocabulary is learnt from at most about this much text: the trainer's memory grows with its input."""
 
+_REPORT_CHARS = 1 << 20
 PARTS = ("train", "validation")
 _LIBRARIES = ("tokenizers", "transformers", "pyarrow", "numpy")
 
@@ -67,6 +69,11 @@ class PrepareSettings:
         if self.tokenizer is not None and self.vocab_size is not None:
             raise UsageError(
                 "--tokenizer and --vocab-size: a given tokenizer has its own vocabulary; leave one of them out"
+            )
+        if self.vocab_size is not None and self.vocab_size < MIN_VOCAB_SIZE:
+            raise UsageError(
+                f"--vocab-size {self.vocab_size}: must be at least {MIN_VOCAB_SIZE} (special tokens and letters); "
+                "some thousands are usual"
             )
         if self.sample_unit not in SAMPLE_UNITS:
             raise UsageError(f"--sample-unit {self.sample_unit}: must be one of {', '.join(SAMPLE_UNITS)}")
@@ -142,6 +149,8 @@ def _make(
         with progress("learning the vocabulary") as bar:
             tokenizer = _learn(inputs, holdout, settings, bar)
         _check_max_length(settings.max_length, tokenizer)
+    for trace_of_loading in ("is_local", "local_files_only", "name_or_path"):
+        tokenizer.init_kwargs.pop(trace_of_loading, None)
     tokenizer.save_pretrained(folder / "tokenizer")
     manifest = {
         "format_version": storage.FORMAT_VERSION,
@@ -215,21 +224,45 @@ def _no_samples(part: str) -> str:
 def _learn(
     inputs: list[str | os.PathLike], holdout: Holdout, settings: PrepareSettings, bar: "_Progress"
 ) -> "PreTrainedTokenizerFast":
+    vocab_size = settings.vocab_size or DEFAULT_VOCAB_SIZE
+    if holdout.num_bytes <= PIECE_CHARS:
+        state = learn_from_files(inputs, holdout, vocab_size, bar.update)
+    else:
+        state = run_apart(learn_from_files, inputs, holdout, vocab_size, on_progress=bar.update)
+    return wrap_learned(Tokenizer.from_str(state), settings.max_length)
+
+
+def learn_from_files(
+    inputs: list[str | os.PathLike], holdout: Holdout, vocab_size: int, report: Callable[[float], None]
+) -> str:
+    """Learn a tokenizer from the documents that are not held out.
+
+    Args:
+        inputs: text files.
+        holdout: their `survey`.
+        vocab_size: upper limit.
+        report: gets the characters read since the last call, halved (the files are read twice).
+
+    Returns:
+        The tokenizer, serialised.
+    """
+
     def read_training_texts() -> Iterator[str]:
-        taken = seen = 0
+        taken = seen = unreported = 0
         for piece, is_held_out in split_documents(read_documents(inputs), holdout):
-            bar.update(len(piece.text) / 2)  # read twice
+            unreported += len(piece.text)
+            if unreported > _REPORT_CHARS:
+                report(unreported / 2)
+                unreported = 0
             if is_held_out:
                 continue
-            # Evenly over the corpus: a piece is taken whenever what was taken is less than its share of what was seen.
+            # Evenly over the corpus: taken whenever less was taken so far than its share of what was seen.
             if taken * holdout.num_bytes <= seen * LEARNING_BYTES:
                 taken += len(piece.text)
                 yield piece.text
             seen += len(piece.text)
 
-    return learn_tokenizer(
-        read_training_texts, settings.vocab_size or DEFAULT_VOCAB_SIZE, settings.max_length
-    )
+    return learn_tokenizer(read_training_texts, vocab_size).to_str()
 
 
 def _check_max_length(max_length: int, tokenizer: "PreTrainedTokenizerFast") -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ds_bert.data.words import WordMemory
-from ds_bert.errors import UsageError, UserError
+from ds_bert.data.words import remember_words
+from ds_bert.errors import UserError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -27,36 +27,23 @@ _MIN_PAIR_COUNT = 2
 _NUM_CODE_POINTS = 0x110000
 
 
-def learn_tokenizer(
-    read_texts: Callable[[], Iterator[str]], vocab_size: int, max_length: int
-) -> "PreTrainedTokenizerFast":
+def learn_tokenizer(read_texts: Callable[[], Iterator[str]], vocab_size: int) -> "Tokenizer":
     """Learn an uncased WordPiece tokenizer.
 
     Args:
         read_texts: gives the texts anew at each call; it is called twice.
-        vocab_size: upper limit of the vocabulary, special tokens included. A small corpus gives a smaller one.
-        max_length: becomes the tokenizer's `model_max_length`, in tokens.
+        vocab_size: upper limit of the vocabulary, special tokens included. A small corpus gives fewer.
 
     Returns:
         A tokenizer that lower-cases and strips accents like BERT's. Runs of more than `MAX_WORD_CHARS` characters
         without a blank (Thai, DNA) are cut into words of that length instead of becoming one [UNK].
 
     Raises:
-        UsageError: `vocab_size` is below `MIN_VOCAB_SIZE`.
         UserError: the texts hold no characters.
     """
-    from transformers import PreTrainedTokenizerFast
-
-    if vocab_size < MIN_VOCAB_SIZE:
-        raise UsageError(
-            f"--vocab-size {vocab_size}: must be at least {MIN_VOCAB_SIZE} (special tokens and letters); some "
-            "thousands are usual"
-        )
     alphabet = _alphabet(_count_characters(read_texts()))
     if not alphabet:
-        raise UserError(
-            "--input: no text to learn a vocabulary from (only control characters); give files with text"
-        )
+        raise UserError("--input: no text to learn a vocabulary from (only control characters); give files with text")
     # Half of the vocabulary is kept for longer pieces; what they leave free goes to the rarer characters.
     in_training = _fit(alphabet, (vocab_size - len(SPECIAL_TOKENS)) // 2)
     vocab = _train(read_texts(), vocab_size, in_training)
@@ -65,15 +52,15 @@ def learn_tokenizer(
             break
         for token in characters:
             vocab.setdefault(token, len(vocab))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=_build(vocab),
-        model_max_length=max_length,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
-    )
+    return _build(vocab)
+
+
+def wrap_learned(tokenizer: "Tokenizer", max_length: int) -> "PreTrainedTokenizerFast":
+    """A learnt tokenizer as `transformers` has them; `max_length` becomes its `model_max_length`, in tokens."""
+    from transformers import PreTrainedTokenizerFast
+
+    roles = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_length, **roles)
 
 
 def _build(vocab: dict[str, int]) -> "Tokenizer":
@@ -119,8 +106,8 @@ def _normalised(texts: Iterator[str]) -> Iterator[str]:
     """Each text as its normalised words (as the tokenizer splits it) with blanks between them."""
     tokenizer = _build({token: index for index, token in enumerate(SPECIAL_TOKENS)})
     normalise, split = tokenizer.normalizer.normalize_str, tokenizer.pre_tokenizer.pre_tokenize_str
-    memory = WordMemory(
-        lambda words: [" ".join(word for word, _ in split(normalise(text))) for text in words]
+    memory = remember_words(
+        lambda pieces: [" ".join(word for word, _ in split(normalise(piece))) for piece in pieces], " ".join
     )
     for text in texts:
         yield " ".join(memory.look_up([text.replace("\n", " ")])[0])

@@ -26,6 +26,7 @@ from ds_bert.training.agreement import on_first_rank, rank_and_world, together
 
 MANIFEST = "ds_bert_checkpoint.json"
 CLIENT_STATE = "ds_bert"
+UNIVERSAL = "universal_checkpoint"
 TAG = re.compile(r"global_step(\d+)")
 READ_BYTES = 1 << 20
 
@@ -281,15 +282,17 @@ def convert_to_universal(checkpoint: Checkpoint) -> Path:
     """Make DeepSpeed's universal form of a ZeRO 1 or 2 checkpoint beside it. A collective call.
 
     Returns:
-        the new folder, to be deleted after loading.
+        the new folder; `delete_universal` removes it after loading.
 
     Raises:
         UserError: DeepSpeed's converter failed; its last line is given.
     """
-    target = checkpoint.folder.with_name(checkpoint.tag + "_universal")
+    # In a folder of its own, since the converter also writes a file beside its output folder.
+    target = checkpoint.folder.parent / UNIVERSAL / checkpoint.tag
 
     def convert() -> None:
-        shutil.rmtree(target, ignore_errors=True)
+        shutil.rmtree(target.parent, ignore_errors=True)
+        target.parent.mkdir()
         command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
         command += ["--input_folder", str(checkpoint.folder), "--output_folder", str(target)]
         # Without its own rank the converter would wait for the other ranks of this run.
@@ -301,6 +304,11 @@ def convert_to_universal(checkpoint: Checkpoint) -> Path:
 
     on_first_rank(convert)
     return target
+
+
+def delete_universal(run_folder: Path) -> None:
+    """Remove what `convert_to_universal` made. A collective call."""
+    on_first_rank(lambda: shutil.rmtree(run_folder / UNIVERSAL, ignore_errors=True))
 
 
 def load_checkpoint(engine: DeepSpeedEngine, folder: Path) -> dict:

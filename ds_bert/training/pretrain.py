@@ -3,7 +3,6 @@
 import argparse
 import copy
 import logging
-import shutil
 import sys
 
 import torch
@@ -86,7 +85,7 @@ def pretrain(args: argparse.Namespace) -> None:
         client_state = checkpoints.load_checkpoint(engine, folder)
         _say(f"resumed from {chosen.folder} at step {engine.global_steps} of {setup.total_steps}")
         if converted:
-            on_first_rank(lambda: shutil.rmtree(folder))
+            checkpoints.delete_universal(setup.run_folder)
     else:
         on_first_rank(lambda: write_run_file(setup))
     metrics = on_first_rank_only(lambda: MetricsLog(setup.run_folder, engine.global_steps))
