@@ -5,19 +5,11 @@ import argparse
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `ds-bert prepare`."""
-    parser.add_argument(
-        "--input", nargs="+", required=True, metavar="FILE", help="UTF-8 text files, in this order"
-    )
-    parser.add_argument(
-        "--output", required=True, metavar="DIR", help="folder to make; must not exist, or be empty"
-    )
+    parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help="UTF-8 text files, in this order")
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder to make; must not exist, or be empty")
     parser.add_argument("--tokenizer", metavar="NAME_OR_DIR", help="use this tokenizer (folder or Hub name)")
-    parser.add_argument(
-        "--vocab-size", type=int, metavar="N", help="learn a tokenizer of at most N (default 30522)"
-    )
-    parser.add_argument(
-        "--max-length", type=int, default=512, metavar="N", help="tokens of a sample (default 512)"
-    )
+    parser.add_argument("--vocab-size", type=int, metavar="N", help="learn a tokenizer of at most N (default 30522)")
+    parser.add_argument("--max-length", type=int, default=512, metavar="N", help="tokens of a sample (default 512)")
     parser.add_argument(
         "--sample-unit",
         choices=("pack", "paragraph", "sentence", "document"),
@@ -31,13 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="documents to hold out (default 0.05)",
     )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="of the documents held out (default 0)"
-    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the documents held out (default 0)")
     parser.add_argument("--num-workers", type=int, metavar="N", help="processes (default: one for each core)")
-    parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run code that comes with the tokenizer"
-    )
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the tokenizer")
 
 
 def run(args: argparse.Namespace) -> int:

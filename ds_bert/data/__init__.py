@@ -3,7 +3,8 @@
 from importlib import import_module
 from typing import Any
 
-# Names are looked up when they are first used: a worker process that tokenizes would otherwise load torch, too.
+# Names are looked up when they are first used: a worker process that tokenizes would otherwise load torch,
+# too.
 _HOMES = {
     "PrepareSettings": "prepare",
     "PreparedData": "prepared",

@@ -42,7 +42,8 @@ class Counts:
         sentences: None for `pack`, which does not look for them.
         samples, tokens: made; tokens with special tokens.
         unknown_tokens: tokens that are [UNK].
-        split_units: documents (for `pack` and `document`), paragraphs or sentences longer than a sample, cut to fit.
+        split_units: documents (for `pack` and `document`), paragraphs or sentences longer than a sample, cut
+            to fit.
         unmaskable_samples: not made, because all their tokens are special or unknown.
         empty_texts: paragraphs (for `pack`) or sentences without any token (control characters only).
     """
@@ -94,7 +95,8 @@ class ChunkJob:
 
 
 def chunk_documents(pieces: Iterable[tuple[Piece, bool]]) -> Iterator[Chunk]:
-    """Collect pieces into chunks of at least `CHUNK_CHARS` characters; where chunks end depends on the text alone.
+    """Collect pieces into chunks of at least `CHUNK_CHARS` characters; where chunks end depends on the text
+    alone.
 
     Args:
         pieces: each with whether it is held out for validation.

@@ -1,7 +1,7 @@
 """Which documents are held out for validation: a pure function of seed and text.
 
-A document is held out when its 64-bit hash is below a cutoff. The same text always lands on the same side, so a
-document that occurs twice cannot be in both parts.
+A document is held out when its 64-bit hash is below a cutoff. The same text always lands on the same side, so
+a document that occurs twice cannot be in both parts.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ class Holdout:
         num_documents: in all inputs.
         num_bytes: of their text, in UTF-8.
         corpus_hash: hexadecimal hash of all texts in order; it does not depend on the seed.
-        long_documents: hash by document number, for documents that come in several pieces. Their hash is known
-            only after their end; about a million characters each, so there are few.
+        long_documents: hash by document number, for documents that come in several pieces. Their hash is
+            known only after their end; about a million characters each, so there are few.
     """
 
     seed: int
@@ -58,8 +58,8 @@ def survey(pieces: Iterable[Piece], fraction: float, seed: int) -> Holdout:
         seed: another seed holds out other documents.
 
     Returns:
-        The choice. About `fraction` of the documents are held out, at least one (the one with the smallest hash)
-        and never all (the one with the largest hash stays for training), unless `fraction` is 0.
+        The choice. About `fraction` of the documents are held out, at least one (the one with the smallest
+        hash) and never all (the one with the largest hash stays for training), unless `fraction` is 0.
 
     Raises:
         UserError: there is no text, or only one document (or copies of one) while some are to be held out.
@@ -85,16 +85,14 @@ def survey(pieces: Iterable[Piece], fraction: float, seed: int) -> Holdout:
                 holdout.long_documents[piece.document] = value
     holdout.corpus_hash = corpus.hexdigest()
     if holdout.num_documents == 0:
-        raise UserError(
-            "--input: there is no text in the input (nothing but blank lines); give files with text"
-        )
+        raise UserError("--input: there is no text in the input (nothing but blank lines); give files with text")
     if fraction > 0:
         if smallest == largest:
             copies = f"{holdout.num_documents} copies of one document"
             found = "only one document" if holdout.num_documents == 1 else copies
             raise UserError(
-                f"--input: {found}, so none can be held out for validation; part the text into documents with blank "
-                "lines (or `= Title =` headings), give more files, or use --validation-fraction 0"
+                f"--input: {found}, so none can be held out for validation; part the text into documents "
+                "with blank lines (or `= Title =` headings), give more files, or use --validation-fraction 0"
             )
         holdout.cutoff = min(max(int(fraction * _HASH_RANGE), smallest + 1), largest)
     return holdout

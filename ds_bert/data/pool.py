@@ -62,8 +62,8 @@ def ordered_map(
             yield waiting.popleft().result()
     except BrokenProcessPool:
         raise UserError(
-            "a worker process died, killed from outside or for want of memory (see the kernel's log: dmesg); try "
-            f"again with fewer workers: --num-workers {max(1, num_workers // 2)}"
+            "a worker process died, killed from outside or for want of memory (see the kernel's log: "
+            f"dmesg); try again with fewer workers: --num-workers {max(1, num_workers // 2)}"
         ) from None
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
@@ -117,8 +117,8 @@ def run_apart(
             on_progress(value)
     except EOFError:
         raise UserError(
-            "the process that learns the vocabulary died, killed from outside or for want of memory (see the kernel's "
-            "log: dmesg); free some memory and run again"
+            "the process that learns the vocabulary died, killed from outside or for want of memory (see "
+            "the kernel's log: dmesg); free some memory and run again"
         ) from None
     finally:
         process.kill()

@@ -1,7 +1,8 @@
 """Raw text -> a folder of tokenized samples: `prepare` does all that the command `ds-bert prepare` does.
 
-The main process reads the documents and parts them into chunks; workers turn chunks into samples; the main process
-writes these in order. Chunks depend on the text alone, so the number of workers changes no byte of the result.
+The main process reads the documents and parts them into chunks; workers turn chunks into samples; the main
+process writes these in order. Chunks depend on the text alone, so the number of workers changes no byte of
+the result.
 """
 
 import hashlib
@@ -48,7 +49,8 @@ class PrepareSettings:
 
     Attributes:
         tokenizer: folder or Hub name; None learns one.
-        vocab_size: upper limit for a learnt tokenizer (default `DEFAULT_VOCAB_SIZE`); not together with `tokenizer`.
+        vocab_size: upper limit for a learnt tokenizer (default `DEFAULT_VOCAB_SIZE`); not together with
+            `tokenizer`.
         max_length: tokens of the longest sample, special tokens included.
         sample_unit: one of `SAMPLE_UNITS`.
         validation_fraction: share of the documents to hold out, in [0, 1).
@@ -72,8 +74,8 @@ class PrepareSettings:
             )
         if self.vocab_size is not None and self.vocab_size < MIN_VOCAB_SIZE:
             raise UsageError(
-                f"--vocab-size {self.vocab_size}: must be at least {MIN_VOCAB_SIZE} (special tokens and letters); "
-                "some thousands are usual"
+                f"--vocab-size {self.vocab_size}: must be at least {MIN_VOCAB_SIZE} (special tokens and "
+                "letters); some thousands are usual"
             )
         if self.sample_unit not in SAMPLE_UNITS:
             raise UsageError(f"--sample-unit {self.sample_unit}: must be one of {', '.join(SAMPLE_UNITS)}")
@@ -96,9 +98,9 @@ def prepare(
 ) -> dict[str, Any]:
     """Turn text files into a folder that `PreparedData` and `datasets.load_from_disk` open.
 
-    The same inputs, settings and library versions give the same bytes in every file. The folder appears complete
-    or not at all, also when the process is interrupted or terminated. With more than one worker the processes are
-    spawned, so a script that calls this needs `if __name__ == "__main__":`.
+    The same inputs, settings and library versions give the same bytes in every file. The folder appears
+    complete or not at all, also when the process is interrupted or terminated. With more than one worker the
+    processes are spawned, so a script that calls this needs `if __name__ == "__main__":`.
 
     Args:
         inputs: UTF-8 text files.
@@ -216,8 +218,8 @@ def _no_samples(part: str) -> str:
     if part == "train":
         return "--input: no token of the text can be masked (all are unknown to the tokenizer); use another tokenizer"
     return (
-        "--validation-fraction: the documents held out have no token that can be masked; use another --seed or a larger "
-        "fraction"
+        "--validation-fraction: the documents held out have no token that can be masked; use another "
+        "--seed or a larger fraction"
     )
 
 
@@ -269,8 +271,8 @@ def _check_max_length(max_length: int, tokenizer: "PreTrainedTokenizerFast") -> 
     num_special = frame_of(tokenizer).size
     if max_length <= num_special:
         raise UsageError(
-            f"--max-length {max_length}: must be above {num_special}, the special tokens of each sample; 128 or 512 are "
-            "usual"
+            f"--max-length {max_length}: must be above {num_special}, the special tokens of each sample; "
+            "128 or 512 are usual"
         )
     if max_length > tokenizer.model_max_length:
         print(
@@ -283,12 +285,11 @@ def _check_max_length(max_length: int, tokenizer: "PreTrainedTokenizerFast") -> 
 def summary(manifest: dict[str, Any]) -> Iterator[str]:
     """The lines that tell a user what became of the text: everything read is accounted for."""
     settings, source, parts = manifest["settings"], manifest["input"], manifest["parts"]
-    origin = (
-        f"learnt, at most {settings['vocab_size_limit']:,} asked for"
-        if settings["learned_tokenizer"]
-        else "given"
+    origin = f"learnt, at most {settings['vocab_size_limit']:,} asked for" if settings["learned_tokenizer"] else "given"
+    yield (
+        f"input: {source['files']:,} files, {source['documents']:,} documents, "
+        f"{source['text_bytes'] / 1e6:,.1f} MB of text"
     )
-    yield f"input: {source['files']:,} files, {source['documents']:,} documents, {source['text_bytes'] / 1e6:,.1f} MB of text"
     yield f"vocabulary: {manifest['vocab_size']:,} tokens ({origin})"
     for name, counts in parts.items():
         sentences = "" if counts["sentences"] is None else f", {counts['sentences']:,} sentences"
@@ -300,8 +301,8 @@ def summary(manifest: dict[str, Any]) -> Iterator[str]:
         unit = "document" if settings["sample_unit"] == "pack" else settings["sample_unit"]
         yield (
             f"  {counts['split_units']:,} {unit}s longer than {settings['max_length']} tokens split; "
-            f"{counts['unknown_tokens']:,} unknown tokens; not made: {counts['unmaskable_samples']:,} samples with "
-            f"nothing to mask, {counts['empty_texts']:,} texts without a token"
+            f"{counts['unknown_tokens']:,} unknown tokens; not made: {counts['unmaskable_samples']:,} "
+            f"samples with nothing to mask, {counts['empty_texts']:,} texts without a token"
         )
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class PreparedSplit:
     """One part of prepared data: S samples, memory-mapped.
 
-    `split[i]` is the int32 array of sample i's token ids, special tokens included: a read-only view of the file,
-    not a copy. It works after a fork, and pickling sends only the path.
+    `split[i]` is the int32 array of sample i's token ids, special tokens included: a read-only view of the
+    file, not a copy. It works after a fork, and pickling sends only the path.
 
     Attributes:
         path: the folder.
@@ -48,13 +48,9 @@ class PreparedSplit:
             num_tokens += int(offsets[-1])
         for name, array in zip(ARRAYS, (self.lengths, self.maskable), strict=True):
             if len(array) != num_samples:
-                raise _damaged(
-                    self.path / f"{name}.npy", f"{len(array)} rows, but the Arrow files have {num_samples}"
-                )
+                raise _damaged(self.path / f"{name}.npy", f"{len(array)} rows, but the Arrow files have {num_samples}")
         if int(self.lengths.sum(dtype=np.int64)) != num_tokens:
-            raise _damaged(
-                self.path / "lengths.npy", f"its sum is not the {num_tokens} tokens of the Arrow files"
-            )
+            raise _damaged(self.path / "lengths.npy", f"its sum is not the {num_tokens} tokens of the Arrow files")
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -98,16 +94,12 @@ class PreparedData:
         self.tokenizer_hash: str = self.manifest["tokenizer_hash"]
         found = tokenizer_hash(self.path / "tokenizer")
         if found != self.tokenizer_hash:
-            raise _damaged(
-                self.path / "tokenizer", f"its hash {found} is not the manifest's {self.tokenizer_hash}"
-            )
+            raise _damaged(self.path / "tokenizer", f"its hash {found} is not the manifest's {self.tokenizer_hash}")
         parts: dict[str, PreparedSplit] = {}
         for name, counts in self.manifest["parts"].items():
             parts[name] = PreparedSplit(self.path / name)
             if len(parts[name]) != counts["samples"]:
-                raise _damaged(
-                    self.path / name, f"{len(parts[name])} samples, but {MANIFEST} says {counts['samples']}"
-                )
+                raise _damaged(self.path / name, f"{len(parts[name])} samples, but {MANIFEST} says {counts['samples']}")
         self.train = parts["train"]
         self.validation = parts.get("validation")
 
@@ -136,15 +128,13 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             f"{path} is not prepared data (no {MANIFEST}); make it with: ds-bert prepare --input FILE --output {path}"
         ) from None
     except OSError as error:
-        raise UserError(
-            f"{path / MANIFEST}: cannot be read ({error.strerror}); check its permissions"
-        ) from None
+        raise UserError(f"{path / MANIFEST}: cannot be read ({error.strerror}); check its permissions") from None
     except (ValueError, TypeError, KeyError):
         raise _damaged(path / MANIFEST, "not a manifest written by ds-bert prepare") from None
     if version != FORMAT_VERSION:
         raise UserError(
-            f"{path}: format version {version}, but this ds_bert reads version {FORMAT_VERSION}; update ds_bert, or "
-            "prepare the data again"
+            f"{path}: format version {version}, but this ds_bert reads version {FORMAT_VERSION}; update "
+            "ds_bert, or prepare the data again"
         )
     return manifest
 
@@ -166,9 +156,7 @@ def _open_array(path: Path) -> np.ndarray:
 def _read_columns(folder: Path):
     """The `input_ids` column of each record batch, zero-copy."""
     try:
-        names = [
-            entry["filename"] for entry in json.loads((folder / "state.json").read_text())["_data_files"]
-        ]
+        names = [entry["filename"] for entry in json.loads((folder / "state.json").read_text())["_data_files"]]
     except FileNotFoundError:
         raise _damaged(folder / "state.json", "missing") from None
     except (ValueError, TypeError, KeyError):
@@ -181,12 +169,8 @@ def _read_columns(folder: Path):
         except FileNotFoundError:
             raise _damaged(folder / name, "missing") from None
         except (pa.ArrowInvalid, KeyError, OSError) as error:
-            raise _damaged(
-                folder / name, f"cut short or not Arrow ({' '.join(str(error).split())})"
-            ) from None
+            raise _damaged(folder / name, f"cut short or not Arrow ({' '.join(str(error).split())})") from None
 
 
 def _damaged(path: Path, found: str) -> UserError:
-    return UserError(
-        f"{path}: {found}; the prepared data is damaged: copy it again, or delete it and prepare it anew"
-    )
+    return UserError(f"{path}: {found}; the prepared data is damaged: copy it again, or delete it and prepare it anew")

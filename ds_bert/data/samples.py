@@ -1,8 +1,8 @@
 """Text -> units -> samples: sentences, packing, special tokens. Pure functions of text and numbers.
 
-A group is what a sample never crosses: a document, a paragraph or a sentence. It comes as parts, each tokenized
-by itself. A group longer than a sample is cut: for `pack` after as many words as fit, else between its parts, which
-are sentences, as long as these fit.
+A group is what a sample never crosses: a document, a paragraph or a sentence. It comes as parts, each
+tokenized by itself. A group longer than a sample is cut: for `pack` after as many words as fit, else between
+its parts, which are sentences, as long as these fit.
 """
 
 import re
@@ -19,8 +19,8 @@ SAMPLE_UNITS = ("pack", "paragraph", "sentence", "document")
 MAX_WORD_TOKENS = 16
 """Words of more tokens may be cut between two samples."""
 
-# A mark that also ends abbreviations and numbers counts only before a blank; the marks of scripts written without
-# blanks always count. Closing quotes and brackets stay with their sentence.
+# A mark that also ends abbreviations and numbers counts only before a blank; the marks of scripts written
+# without blanks always count. Closing quotes and brackets stay with their sentence.
 _SENTENCE_END = re.compile(r"""[.!?…؟۔।॥։።]["'”’»)\]]*(?=\s)|[。！？｡]["'”’»)\]）」』】》]*""")
 _HEADING = re.compile(r"\s*=(?: ?=)* (?!=).* =(?: ?=)*\s*")
 
@@ -73,11 +73,11 @@ class Samples(NamedTuple):
 
 
 def split_sentences(paragraph: str) -> list[str]:
-    """Split a paragraph after each sentence end: a mark (`.!?…` and the like, with closing quotes or brackets)
-    followed by a blank, or one of `。！？｡`.
+    """Split a paragraph after each sentence end: a mark (`.!?…` and the like, with closing quotes or
+    brackets) followed by a blank, or one of `。！？｡`.
 
-    The rule knows no abbreviations and no language. Joined, the sentences are the paragraph again, so no word is
-    lost; a blank between two belongs to the second.
+    The rule knows no abbreviations and no language. Joined, the sentences are the paragraph again, so no word
+    is lost; a blank between two belongs to the second.
     """
     sentences = []
     start = 0
@@ -100,9 +100,9 @@ def group_text(documents: list[str], unit: str) -> Groups:
         unit: one of `SAMPLE_UNITS`.
 
     Returns:
-        The parts in order. Between two paragraphs of a group stands a blank, so that tokenizers that see blanks
-        read the group as one text. For `paragraph` a section heading belongs to the paragraph after it; a level-1
-        title is a paragraph.
+        The parts in order. Between two paragraphs of a group stands a blank, so that tokenizers that see
+        blanks read the group as one text. For `paragraph` a section heading belongs to the paragraph after
+        it; a level-1 title is a paragraph.
     """
     parts: list[str] = []
     ends: list[int] = []
@@ -124,9 +124,7 @@ def group_text(documents: list[str], unit: str) -> Groups:
                 parts.extend(split_sentences(paragraph))
                 ends.append(len(parts))
         else:
-            parts.extend(
-                sentence.strip() for paragraph in paragraphs for sentence in split_sentences(paragraph)
-            )
+            parts.extend(sentence.strip() for paragraph in paragraphs for sentence in split_sentences(paragraph))
     if unit == "sentence":
         ends = list(range(1, len(parts) + 1))
     return Groups(parts, ends, num_paragraphs, None if unit == "pack" else len(parts))
@@ -157,13 +155,13 @@ def cut_samples(
         group_ends: for each group the number of parts up to its end, ascending, the last equal to P.
         room: tokens that fit into one sample, > 0.
         continues_word: bool (T,), True where a token is not the first of its word.
-        fill: cut a long group after as many words as fit; else after as many parts as fit, and inside a part only
-            where it alone is longer than `room`.
+        fill: cut a long group after as many words as fit; else after as many parts as fit, and inside a part
+            only where it alone is longer than `room`.
 
     Returns:
-        Sample boundaries int64 (S + 1,), in tokens: sample i is the tokens [bounds[i], bounds[i + 1]). And the
-        number of groups that were longer than `room`. A word is cut only where more than `MAX_WORD_TOKENS` of its
-        tokens would have to move to the next sample.
+        Sample boundaries int64 (S + 1,), in tokens: sample i is the tokens [bounds[i], bounds[i + 1]). And
+        the number of groups that were longer than `room`. A word is cut only where more than
+        `MAX_WORD_TOKENS` of its tokens would have to move to the next sample.
     """
     part_stops = np.cumsum(part_lengths, dtype=np.int64).tolist()
     bounds = [0]

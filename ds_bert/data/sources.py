@@ -1,8 +1,8 @@
 """Input files -> documents, read as a stream: memory does not grow with a file, a document or a line.
 
-A file with `= Title =` headings (WikiText, level 1) is one document per heading; any other file has a document
-between each two blank lines. A line is a paragraph. Only a line feed ends a line (CRLF is tolerated): U+2028,
-U+0085 and their like are text.
+A file with `= Title =` headings (WikiText, level 1) is one document per heading; any other file has a
+document between each two blank lines. A line is a paragraph. Only a line feed ends a line (CRLF is
+tolerated): U+2028, U+0085 and their like are text.
 
 Another input format belongs here as one more function that yields `Piece`s.
 """
@@ -60,9 +60,7 @@ def check_inputs(paths: Sequence[str | os.PathLike]) -> int:
         try:
             status = os.stat(path)
             if stat.S_ISDIR(status.st_mode):
-                raise UserError(
-                    f"--input {path}: is a folder; give the text files in it (for example {path}/*.txt)"
-                )
+                raise UserError(f"--input {path}: is a folder; give the text files in it (for example {path}/*.txt)")
             if not stat.S_ISREG(status.st_mode):
                 raise UserError(
                     f"--input {path}: is not a regular file; inputs are read more than once, so save it to a file first"
@@ -72,9 +70,7 @@ def check_inputs(paths: Sequence[str | os.PathLike]) -> int:
         except FileNotFoundError:
             raise UserError(f"--input {path}: no such file; check the path") from None
         except OSError as error:
-            raise UserError(
-                f"--input {path}: cannot be read ({error.strerror}); check its permissions"
-            ) from None
+            raise UserError(f"--input {path}: cannot be read ({error.strerror}); check its permissions") from None
         total_bytes += status.st_size
     return total_bytes
 
@@ -86,8 +82,8 @@ def read_documents(paths: Sequence[str | os.PathLike]) -> Iterator[Piece]:
         paths: UTF-8 text files; a byte order mark is dropped.
 
     Returns:
-        The documents as pieces of at most about `PIECE_CHARS` characters. Where a document is cut depends on the
-        files alone. A document without any text is none.
+        The documents as pieces of at most about `PIECE_CHARS` characters. Where a document is cut depends on
+        the files alone. A document without any text is none.
 
     Raises:
         UserError: a file cannot be read or is not UTF-8.
@@ -179,9 +175,7 @@ def _read_blocks(path: str | os.PathLike) -> Iterator[bytes]:
             while block := file.read(_BLOCK_BYTES):
                 yield block
     except OSError as error:
-        raise UserError(
-            f"--input {path}: cannot be read ({error.strerror}); check the file and its disk"
-        ) from None
+        raise UserError(f"--input {path}: cannot be read ({error.strerror}); check the file and its disk") from None
 
 
 def _not_utf8(path: str | os.PathLike, line_number: int, byte_offset: int) -> UserError:
@@ -192,6 +186,6 @@ def _not_utf8(path: str | os.PathLike, line_number: int, byte_offset: int) -> Us
             found, command, ending = f"{name}, not UTF-8 text", convert, new_ending
     source, target = shlex.quote(str(path)), shlex.quote(str(path) + ending)
     return UserError(
-        f"--input {path}: {found} (line {line_number}, byte {byte_offset}); convert the file first, for example: "
-        f"{command} {source} > {target}"
+        f"--input {path}: {found} (line {line_number}, byte {byte_offset}); convert the file first, for "
+        f"example: {command} {source} > {target}"
     )

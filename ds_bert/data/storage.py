@@ -1,7 +1,8 @@
 """The files of prepared data: written here, read in `prepared`.
 
-A part (train, validation) is a folder that `datasets.load_from_disk` reads: Arrow record batches with the column
-`input_ids` (list of int32), and beside them `lengths.npy` and `maskable.npy` (int32, one number for each sample).
+A part (train, validation) is a folder that `datasets.load_from_disk` reads: Arrow record batches with the
+column `input_ids` (list of int32), and beside them `lengths.npy` and `maskable.npy` (int32, one number for
+each sample).
 """
 
 import errno
@@ -47,7 +48,8 @@ class PartWriter:
         self._shards: list[Path] = []
         self._file = self._stream = None
         folder.mkdir()
-        self._arrays = {name: open(folder / f"{name}.npy", "wb") for name in ARRAYS}
+        # Files of an object outlive any block; `close` and `abandon` close them.
+        self._arrays = {name: open(folder / f"{name}.npy", "wb") for name in ARRAYS}  # noqa: SIM115
         for file in self._arrays.values():
             _write_array_header(file, 0)
 
@@ -89,9 +91,7 @@ class PartWriter:
             "_split": self._folder.name,
         }
         write_json(self._folder / "state.json", state)
-        write_json(
-            self._folder / "dataset_info.json", {"citation": "", "description": "", "features": _FEATURES}
-        )
+        write_json(self._folder / "dataset_info.json", {"citation": "", "description": "", "features": _FEATURES})
 
     def abandon(self) -> None:
         """Close the files without finishing them; what cannot be flushed is lost."""
@@ -106,7 +106,7 @@ class PartWriter:
         if self._file is not None:
             self._close_shard()
         self._shards.append(self._folder / f"shard-{len(self._shards)}")
-        self._file = open(self._shards[-1], "wb")
+        self._file = open(self._shards[-1], "wb")  # noqa: SIM115
         self._stream = pa.ipc.new_stream(self._file, _SCHEMA)
 
     def _close_shard(self) -> None:
@@ -141,7 +141,8 @@ def check_output(output: Path) -> None:
 
 @contextmanager
 def staged_folder(output: Path) -> Iterator[Path]:
-    """A temporary folder beside `output` that becomes `output` when the block ends, and vanishes when it fails.
+    """A temporary folder beside `output` that becomes `output` when the block ends, and vanishes when it
+    fails.
 
     What a killed run has left behind is removed first.
 
@@ -165,8 +166,8 @@ def staged_folder(output: Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(
-                f"--output {output}: the disk is full ({error.strerror}); nothing was kept; make room there or choose "
-                "a folder on another disk"
+                f"--output {output}: the disk is full ({error.strerror}); nothing was kept; make room there "
+                "or choose a folder on another disk"
             ) from None
         raise UserError(
             f"--output {output}: cannot be written ({error.strerror or error}); check permissions, name and disk"
@@ -194,6 +195,4 @@ def _lock(staging: Path, output: Path) -> int | None:
 
 def _write_array_header(file, num_samples: int) -> None:
     # numpy pads the header so that its size does not depend on the number.
-    np.lib.format.write_array_header_1_0(
-        file, {"descr": "<i4", "fortran_order": False, "shape": (num_samples,)}
-    )
+    np.lib.format.write_array_header_1_0(file, {"descr": "<i4", "fortran_order": False, "shape": (num_samples,)})

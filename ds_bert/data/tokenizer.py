@@ -17,9 +17,7 @@ if TYPE_CHECKING:  # loading transformers takes seconds, which errors in the arg
     from transformers import PreTrainedTokenizerFast
 
 
-def load_tokenizer(
-    name_or_path: str | os.PathLike, trust_remote_code: bool = False
-) -> "PreTrainedTokenizerFast":
+def load_tokenizer(name_or_path: str | os.PathLike, trust_remote_code: bool = False) -> "PreTrainedTokenizerFast":
     """Load a fast tokenizer with a mask token.
 
     Args:
@@ -57,7 +55,8 @@ def load_tokenizer(
         )
     if tokenizer.mask_token_id is None:
         raise UserError(
-            f"{where}: has no mask token, which masked-LM training needs; choose the tokenizer of an encoder, or add "
+            f"{where}: has no mask token, which masked-LM training needs; choose the tokenizer of an "
+            "encoder, or add "
             'one: tokenizer.add_special_tokens({"mask_token": "[MASK]"}) and save_pretrained'
         )
     return tokenizer
@@ -83,8 +82,8 @@ def frame_of(tokenizer: "PreTrainedTokenizerFast") -> Frame:
     body = np.flatnonzero(~is_special)
     if len(body) == 0 or is_special[body[0] : body[-1] + 1].any():
         raise UserError(
-            f"--tokenizer {tokenizer.name_or_path}: its special tokens for 'a' are {encoding.tokens}; only tokens "
-            "before and after the text are supported"
+            f"--tokenizer {tokenizer.name_or_path}: its special tokens for 'a' are {encoding.tokens}; only "
+            "tokens before and after the text are supported"
         )
     special_ids = special_token_ids(tokenizer)
     special = np.zeros(int(special_ids.max()) + 2, bool)
@@ -93,7 +92,8 @@ def frame_of(tokenizer: "PreTrainedTokenizerFast") -> Frame:
 
 
 def continues_word(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray:
-    """Which tokens are not the first of their word, told by the mark of the tokenizer's model (`##`, `Ġ` or `▁`).
+    """Which tokens are not the first of their word, told by the mark of the tokenizer's model (`##`, `Ġ` or
+    `▁`).
 
     Returns:
         bool (vocabulary size,); all False where there is no such mark.
@@ -133,6 +133,4 @@ def tokenizer_hash(folder: str | os.PathLike) -> str:
     try:
         return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
     except OSError as error:
-        raise UserError(
-            f"{path}: cannot be read ({error.strerror}); the folder must hold a fast tokenizer"
-        ) from None
+        raise UserError(f"{path}: cannot be read ({error.strerror}); the folder must hold a fast tokenizer") from None

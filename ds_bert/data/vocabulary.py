@@ -1,9 +1,10 @@
 """Learn a WordPiece tokenizer from text, the same one every time.
 
-The trainer of the `tokenizers` library gives another vocabulary in each process: the ids of continuing characters
-("##x") follow a randomly seeded hash table, and ids decide between merges of equal count. It is made deterministic
-by giving it every "##x" beforehand, sorted, as a special token, and the characters as its initial alphabet. The
-tokenizer is then built anew from the resulting vocabulary, with only the real special tokens marked special.
+The trainer of the `tokenizers` library gives another vocabulary in each process: the ids of continuing
+characters ("##x") follow a randomly seeded hash table, and ids decide between merges of equal count. It is
+made deterministic by giving it every "##x" beforehand, sorted, as a special token, and the characters as its
+initial alphabet. The tokenizer is then built anew from the resulting vocabulary, with only the real special
+tokens marked special.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,8 +36,9 @@ def learn_tokenizer(read_texts: Callable[[], Iterator[str]], vocab_size: int) ->
         vocab_size: upper limit of the vocabulary, special tokens included. A small corpus gives fewer.
 
     Returns:
-        A tokenizer that lower-cases and strips accents like BERT's. Runs of more than `MAX_WORD_CHARS` characters
-        without a blank (Thai, DNA) are cut into words of that length instead of becoming one [UNK].
+        A tokenizer that lower-cases and strips accents like BERT's. Runs of more than `MAX_WORD_CHARS`
+        characters without a blank (Thai, DNA) are cut into words of that length instead of becoming one
+        [UNK].
 
     Raises:
         UserError: the texts hold no characters.

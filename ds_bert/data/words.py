@@ -1,8 +1,8 @@
 """Tokenize each distinct word once: most words of a text have been seen before.
 
-A tokenizer of BERT's kind treats what stands between two blanks or beside an ASCII punctuation mark independently of
-the rest, so its result for a text is the results for these pieces one after another. Remembering them is several
-times as fast as tokenizing anew.
+A tokenizer of BERT's kind treats what stands between two blanks or beside an ASCII punctuation mark
+independently of the rest, so its result for a text is the results for these pieces one after another.
+Remembering them is several times as fast as tokenizing anew.
 """
 
 import json
@@ -50,8 +50,8 @@ class WordMemory(Generic[Value]):
 def remember_words(
     compute: Callable[[list[str]], Iterable[Value]], join: Callable[[Iterable[Value]], Value]
 ) -> WordMemory[Value]:
-    """A memory of the words between blanks (U+0020) that takes those with punctuation apart, and remembers these
-    smaller pieces, too.
+    """A memory of the words between blanks (U+0020) that takes those with punctuation apart, and remembers
+    these smaller pieces, too.
 
     Args:
         compute: the values for a list of pieces.
