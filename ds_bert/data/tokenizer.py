@@ -5,8 +5,12 @@ Learning one from text is in `vocabulary`.
 
 import hashlib
 import os
+import socket
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import numpy as np
 
@@ -21,7 +25,7 @@ def load_tokenizer(name_or_path: str | os.PathLike, trust_remote_code: bool = Fa
     """Load a fast tokenizer with a mask token.
 
     Args:
-        name_or_path: a folder, or a name on the Hugging Face Hub (looked up in the local cache first).
+        name_or_path: a folder, or a name on the Hugging Face Hub (taken from the local cache if it is there).
         trust_remote_code: run Python code that comes with the tokenizer.
 
     Raises:
@@ -33,20 +37,26 @@ def load_tokenizer(name_or_path: str | os.PathLike, trust_remote_code: bool = Fa
     is_folder = Path(name_or_path).is_dir()
     if not is_folder and (str(name_or_path).count("/") > 1 or str(name_or_path).startswith((".", "/", "~"))):
         raise UserError(f"{where}: no such folder; check the path")
-    # A host without a network would otherwise be tried for minutes, with retries.
-    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "5")
-    os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", "20")
     from transformers import AutoTokenizer
 
+    load = partial(AutoTokenizer.from_pretrained, str(name_or_path), trust_remote_code=trust_remote_code)
+    asked_hub = False
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(name_or_path), trust_remote_code=trust_remote_code)
+        try:
+            tokenizer = load(local_files_only=True)
+        except Exception:
+            if is_folder or not _hub_is_reachable():
+                raise
+            asked_hub = True
+            tokenizer = load()
     except Exception as error:  # anything can come out of a tokenizer's folder, and of code in it
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         if "trust_remote_code" in reason:
             advice = "pass --trust-remote-code if you trust its code"
         elif is_folder:
             advice = "give a folder written by save_pretrained"
         else:
+            reason = reason if asked_hub else "it is no folder here, not in the cache, and the Hub cannot be reached"
             advice = "check the name and the network, or give a folder written by save_pretrained"
         raise UserError(f"{where}: cannot be loaded ({reason}); {advice}") from None
     if not tokenizer.is_fast:
@@ -60,6 +70,20 @@ def load_tokenizer(name_or_path: str | os.PathLike, trust_remote_code: bool = Fa
             'one: tokenizer.add_special_tokens({"mask_token": "[MASK]"}) and save_pretrained'
         )
     return tokenizer
+
+
+def _hub_is_reachable() -> bool:
+    """Look before asking: without a network, downloading is tried again and again for a minute."""
+    if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "TRUE", "YES", "ON"):
+        return False
+    if getproxies():  # then a proxy, and not this host, must reach it
+        return True
+    address = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    try:
+        socket.create_connection((address.hostname, address.port or 443), timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 def special_token_ids(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray:
