@@ -19,6 +19,8 @@ from ds_bert.modeling.presets import PRESETS
 
 BERT_POSITIONS = 512
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model")
+
 
 def load_config(
     name: str, tokenizer: PreTrainedTokenizerBase, max_length: int, *, trust_remote_code: bool = False
@@ -141,10 +143,14 @@ def check_same_tokenizer(name: str, tokenizer: PreTrainedTokenizerBase, *, trust
     Raises:
         UserError: it has another vocabulary.
     """
+    folder = Path(name)
+    if folder.is_dir() and not any((folder / file).exists() for file in TOKENIZER_FILES):
+        # transformers would make up an empty tokenizer of the model's kind.
+        return
     try:
         own = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError):
-        return  # A folder with weights alone: nothing to compare with.
+    except (OSError, ValueError) as error:
+        raise UserError(f"{name}: its tokenizer cannot be loaded: {first_line(error)}") from None
     if own.get_vocab() != tokenizer.get_vocab():
         raise UserError(
             f"the weights of {name} were trained with another tokenizer than the data were prepared with; prepare the "

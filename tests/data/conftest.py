@@ -9,12 +9,13 @@ from ds_bert.data.prepare import PrepareSettings, prepare
 from ds_bert.data.prepared import PreparedData
 from ds_bert.data.vocabulary import learn_tokenizer, wrap_learned
 
-WORDS = (
+COMMON_WORDS = (
     "the of and to in a is that it was for on are with as his they be at one have this from or had by hot word but "
     "what some we can out other were all there when up use your how said an each she which do their time if will way "
     "about many then them write would like so these her long make thing see him two has look more day could go come "
     "naïve café Straße unbelievable reduction gradient bucket communication normalisation"
-).split()
+)
+WORDS = COMMON_WORDS.split()
 
 
 def make_corpus(num_documents: int, seed: int = 0) -> str:

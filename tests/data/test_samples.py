@@ -1,5 +1,7 @@
 """Cutting text into samples: nothing lost, nothing too long, nothing across a group."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -56,7 +58,7 @@ def test_no_unit_loses_or_moves_a_word(unit, documents):
 
 def test_section_headings_go_with_the_next_paragraph_and_titles_stand_alone():
     groups = group_text([" = T = \n = = S = = \n = = = SS = = = \nbody\nmore\n = = End = = "], "paragraph")
-    joined = ["".join(groups.parts[a:b]) for a, b in zip([0, *groups.group_ends], groups.group_ends, strict=False)]
+    joined = ["".join(groups.parts[a:b]) for a, b in itertools.pairwise([0, *groups.group_ends])]
     assert joined == [" = T = ", " = = S = =   = = = SS = = =  body", "more", " = = End = =  "]
 
 
@@ -89,7 +91,7 @@ def test_a_filled_sample_stops_short_only_for_a_word_or_a_group(row, room):
     part_lengths, group_ends, continues = row
     bounds, _ = cut_samples(part_lengths, group_ends, room, continues, fill=True)
     group_stops = set(np.cumsum(part_lengths)[np.array(group_ends) - 1].tolist())
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in itertools.pairwise(bounds.tolist()):
         if stop - start < room and stop not in group_stops:
             assert stop - start > room - MAX_WORD_TOKENS
             assert not continues[stop]

@@ -77,7 +77,9 @@ def test_a_giant_document_comes_in_bounded_pieces_without_loss(tmp_path, separat
 
 def test_bytes_that_are_not_utf8_are_located(tmp_path):
     path = write(tmp_path / "latin.txt", b"good\nalso good\nM\xfcnchen\n")
-    with pytest.raises(UserError, match=r"latin\.txt: bytes that are not UTF-8 \(line 3, byte 16\).*iconv -f ISO-8859-1"):
+    with pytest.raises(
+        UserError, match=r"latin\.txt: bytes that are not UTF-8 \(line 3, byte 16\).*iconv -f ISO-8859-1"
+    ):
         list(read_lines(path))
 
 
