@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,8 @@ MANIFEST = "manifest.json"
 COLUMN = "input_ids"
 ARRAYS = ("lengths", "maskable")
 SHARD_BYTES = 500_000_000
+# The processes of a run that was just killed let go of its lock a moment later.
+_LOCK_SECONDS = 2
 
 _FEATURES = {COLUMN: {"feature": {"dtype": "int32", "_type": "Value"}, "_type": "List"}}
 _SCHEMA = pa.schema(
@@ -130,13 +133,18 @@ def check_output(output: Path) -> None:
     Raises:
         UserError: it is a file or a folder with something in it.
     """
-    if output.is_dir() and not any(output.iterdir()):
-        return
-    if output.exists() or output.is_symlink():
-        found = "is prepared data already" if (output / MANIFEST).is_file() else "exists and is not empty"
-        if not output.is_dir():
+    try:
+        if output.is_dir():
+            if not any(output.iterdir()):
+                return
+            found = "is prepared data already" if (output / MANIFEST).is_file() else "exists and is not empty"
+        elif output.exists() or output.is_symlink():
             found = "exists and is not a folder"
-        raise UserError(f"--output {output}: {found}; choose another folder, or delete it first")
+        else:
+            return
+    except OSError as error:
+        raise _cannot_write(output, error) from None
+    raise UserError(f"--output {output}: {found}; choose another folder, or delete it first")
 
 
 @contextmanager
@@ -169,28 +177,36 @@ def staged_folder(output: Path) -> Iterator[Path]:
                 f"--output {output}: the disk is full ({error.strerror}); nothing was kept; make room there "
                 "or choose a folder on another disk"
             ) from None
-        raise UserError(
-            f"--output {output}: cannot be written ({error.strerror or error}); check permissions, name and disk"
-        ) from None
+        raise _cannot_write(output, error) from None
     finally:
         if lock is not None:
             os.close(lock)
 
 
+def _cannot_write(output: Path, error: OSError) -> UserError:
+    return UserError(
+        f"--output {output}: cannot be written ({error.strerror or error}); check permissions, name and disk"
+    )
+
+
 def _lock(staging: Path, output: Path) -> int | None:
     """Lock a folder until its descriptor is closed or the process ends, however it ends."""
     descriptor = os.open(staging, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise UserError(
-            f"--output {output}: another ds-bert prepare is writing there; wait for it, or choose another folder"
-        ) from None
-    except OSError:  # some network file systems have no locks; then only the user keeps two runs apart
-        os.close(descriptor)
-        return None
-    return descriptor
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise UserError(
+                    f"--output {output}: another ds-bert prepare is writing there; wait for it, or choose another folder"
+                ) from None
+            time.sleep(0.1)
+        except OSError:  # some network file systems have no locks; then only the user keeps two runs apart
+            os.close(descriptor)
+            return None
 
 
 def _write_array_header(file, num_samples: int) -> None:

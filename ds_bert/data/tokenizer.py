@@ -51,7 +51,7 @@ def load_tokenizer(name_or_path: str | os.PathLike, trust_remote_code: bool = Fa
             tokenizer = load()
     except Exception as error:  # anything can come out of a tokenizer's folder, and of code in it
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        if "trust_remote_code" in reason:
+        if "trust_remote_code" in str(error) or "custom code" in str(error):
             advice = "pass --trust-remote-code if you trust its code"
         elif is_folder:
             advice = "give a folder written by save_pretrained"
