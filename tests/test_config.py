@@ -146,7 +146,11 @@ def test_auto_values_nobody_knows_are_all_named():
 
 
 def test_resolving_does_not_change_what_was_given():
-    config = {"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 1e-3}}, "scheduler": {"type": "WarmupLR"}}
+    config = {
+        "train_batch_size": 8,
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-3}},
+        "scheduler": {"type": "WarmupLR"},
+    }
     before = json.dumps(config)
     configuration.resolve(config, world_size=1)
     assert json.dumps(config) == before

@@ -159,7 +159,10 @@ def test_the_module_runs_under_the_launcher_itself(folder, arguments, uninterrup
     command += ["--module", "ds_bert.training.pretrain", *words, "--output", str(folder / "direct")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    first = [json.loads(run.joinpath("metrics.jsonl").read_text().splitlines()[0]) for run in (folder / "direct", uninterrupted)]
+    first = [
+        json.loads(run.joinpath("metrics.jsonl").read_text().splitlines()[0])
+        for run in (folder / "direct", uninterrupted)
+    ]
     assert first[0]["loss"] == first[1]["loss"]
 
 

@@ -1,6 +1,7 @@
 """Starting and ending the ranks of a program: through the deepspeed launcher, and inside each of them."""
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
@@ -8,6 +9,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+
+import psutil
 
 from ds_bert.errors import UserError
 
@@ -35,13 +38,26 @@ def launch(module: str, arguments: list[str], num_procs: int) -> int:
         module,
         *arguments,
     ]
-    process = subprocess.Popen(command)
-    # Ctrl-C reaches the whole foreground group; the launcher ends its ranks, and this process waits for it to.
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # In a session of its own: a Ctrl-C at the terminal then reaches this process alone, which passes it on below. The
+    # launcher's outer process would die of it and leave the ranks behind.
+    process = subprocess.Popen(command, start_new_session=True)
+    received: list[int] = []
+
+    def stop(signum: int, frame) -> None:
+        received.append(signum)
+        with contextlib.suppress(psutil.Error):
+            for inner in psutil.Process(process.pid).children():
+                inner.terminate()
+
+    handlers = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         code = process.wait()
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+    if received:
+        print(f"stopped by {signal.Signals(received[0]).name}", file=sys.stderr)
+        return 128 + received[0]
     return code if code >= 0 else 128 - code
 
 

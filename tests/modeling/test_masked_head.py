@@ -64,7 +64,12 @@ def test_presets_have_the_sizes_of_their_sources():
         config = load_config(name, TOKENIZER, 128)
         assert config.vocab_size == len(TOKENIZER)
         assert config.max_position_embeddings == 512
-        sizes[name] = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.intermediate_size)
+        sizes[name] = (
+            config.num_hidden_layers,
+            config.hidden_size,
+            config.num_attention_heads,
+            config.intermediate_size,
+        )
     assert sizes == {
         "tiny": (2, 128, 2, 512), "mini": (4, 256, 4, 1024), "small": (4, 512, 8, 2048),
         "base": (12, 768, 12, 3072), "large": (24, 1024, 16, 4096),
@@ -85,7 +90,9 @@ def check(tmp_path, max_length, **changes):
 
 def test_data_that_do_not_fit_the_model_are_refused_with_numbers(tmp_path):
     check(tmp_path, 40)
-    with pytest.raises(UserError, match="has positions for 40 tokens, the longest sample has 41; prepare the data with"):
+    with pytest.raises(
+        UserError, match="has positions for 40 tokens, the longest sample has 41; prepare the data with"
+    ):
         check(tmp_path, 41)
     with pytest.raises(UserError, match="has positions for 39 tokens, the longest sample has 40"):
         check(tmp_path, 40, family="roberta")

@@ -100,5 +100,7 @@ def test_errors_give_the_numbers():
         samplers(21, 2, 1, 1)[0].load_state_dict(state)
     with pytest.raises(UserError, match="has seed 0, this run has 4"):
         samplers(20, 2, 1, 1, seed=4)[0].load_state_dict(state)
-    with pytest.raises(UserError, match="2 samples into the epoch, which is no multiple of this run's global batch of 3"):
+    with pytest.raises(
+        UserError, match="2 samples into the epoch, which is no multiple of this run's global batch of 3"
+    ):
         samplers(20, 3, 1, 1)[0].load_state_dict(state)

@@ -102,8 +102,9 @@ def test_a_dynamic_scale_at_its_minimum_ends_the_run(rank_pool, run_args, small_
     answers = rank_pool(2).run(train_with_bad_steps, args, set(range(1, 20)), float("inf"))
     for answer in answers:
         # 8, 4, 2 and 1 are tried in steps 1 to 4.
-        assert "step 4: the gradient is not finite although the dynamic loss scale is at its minimum of 1" in (
-            answer["error"]
+        assert (
+            "step 4: the gradient is not finite although the dynamic loss scale is at its minimum of 1"
+            in (answer["error"])
         )
 
 
