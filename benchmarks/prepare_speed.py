@@ -29,8 +29,9 @@ from pathlib import Path
 import datasets
 import psutil
 
-from ds_bert.data import PreparedData, PrepareSettings, load_tokenizer, prepare
+from ds_bert.data import PreparedData, PrepareSettings, load_tokenizer
 from ds_bert.data.pool import available_cores
+from ds_bert.data.prepare import prepare
 from ds_bert.data.sources import read_documents
 
 RESULTS = Path(__file__).parent / "results"
@@ -147,6 +148,7 @@ def measure(work: Path, args: argparse.Namespace, num_workers: int) -> dict:
         "text_mb": round(size_mb, 1),
         "unrepeated_mb": round(unrepeated_mb, 1),
         "processes": num_workers,
+        "load_before": round(os.getloadavg()[0], 1),
     }
     if args.learn:
         runs = [time_prepare(text, work / f"out{i}", None, num_workers) for i in range(args.repeats)]
@@ -193,8 +195,8 @@ def _report(results: dict) -> str:
     lines = ["# Is `ds-bert prepare` as fast as `datasets.map`, and how much memory does it take?", ""]
     if run := results.get("compare"):
         lines += [
-            f"With a given tokenizer it is {statistics.median(run['ratio'])} times as fast (median; whole command, start "
-            "and both readings included).",
+            f"With a given tokenizer it is {statistics.median(run['ratio'])} times as fast (median; whole command, "
+            "start and both readings included).",
             "",
             "| MB of text/s | median | smallest | largest |",
             "| --- | --- | --- | --- |",
@@ -202,8 +204,10 @@ def _report(results: dict) -> str:
             _row("`datasets.map(batched=True)`", run["datasets_map_mb_per_s"]),
             _row("ratio, each pair of runs", run["ratio"]),
             "",
-            f"{len(run['ratio'])} runs of each in turn, {run['text_mb']} MB (repeated after {run['unrepeated_mb']} MB), "
-            f"{run['processes']} processes. Peak memory of prepare, all its processes: {max(run['prepare_peak_mb'])} MB.",
+            f"{len(run['ratio'])} runs of each in turn, {run['text_mb']} MB (repeating after "
+            f"{run['unrepeated_mb']} MB), "
+            f"{run['processes']} processes. Peak memory of prepare, all its processes: "
+            f"{max(run['prepare_peak_mb'])} MB.",
             *_setting(run),
         ]
     if run := results.get("learn"):
@@ -230,7 +234,8 @@ def _row(label: str, values: list[float]) -> str:
 
 def _setting(run: dict) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
-    return ["", f"    {run['command']}", "", f"{run['machine']}; {versions}; commit {run['commit']}."]
+    where = f"{run['machine']}, load average {run['load_before']} before the start"
+    return ["", f"    {run['command']}", "", f"{where}; {versions}; commit {run['commit']}."]
 
 
 def _cpu_name() -> str:

@@ -28,16 +28,8 @@ def launch(module: str, arguments: list[str], num_procs: int) -> int:
     Returns:
         the launcher's exit code: that of the first rank that failed, or 0.
     """
-    command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(num_procs)]
-    command += [
-        "--master_port",
-        str(_free_port()),
-        "--log_level",
-        LAUNCHER_LOG_LEVEL,
-        "--module",
-        module,
-        *arguments,
-    ]
+    options = [f"--num_gpus={num_procs}", f"--master_port={_free_port()}", f"--log_level={LAUNCHER_LOG_LEVEL}"]
+    command = [sys.executable, "-m", "deepspeed.launcher.runner", *options, "--module", module, *arguments]
     # In a session of its own: a Ctrl-C at the terminal then reaches this process alone, which passes it on below. The
     # launcher's outer process would die of it and leave the ranks behind.
     process = subprocess.Popen(command, start_new_session=True)
@@ -46,8 +38,9 @@ def launch(module: str, arguments: list[str], num_procs: int) -> int:
     def stop(signum: int, frame) -> None:
         received.append(signum)
         with contextlib.suppress(psutil.Error):
-            for inner in psutil.Process(process.pid).children():
-                inner.terminate()
+            launcher = psutil.Process(process.pid)
+            for part in launcher.children() or [launcher]:
+                part.terminate()
 
     handlers = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:

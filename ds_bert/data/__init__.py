@@ -1,4 +1,7 @@
-"""Text -> prepared samples -> masked batches."""
+"""Text -> prepared samples -> masked batches.
+
+`ds_bert.data.prepare.prepare` makes the samples, `PreparedData` opens them.
+"""
 
 from importlib import import_module
 from typing import Any
@@ -11,7 +14,6 @@ _HOMES = {
     "PreparedSplit": "prepared",
     "learn_tokenizer": "vocabulary",
     "load_tokenizer": "tokenizer",
-    "prepare": "prepare",
     "read_documents": "sources",
     "special_token_ids": "tokenizer",
 }

@@ -120,7 +120,7 @@ def prepare(
     settings.check()
     if num_workers is not None and num_workers < 1:
         raise UsageError(f"--num-workers {num_workers}: must be at least 1")
-    output = Path(os.path.abspath(output))
+    output = Path(output)
     num_bytes = check_inputs(inputs)
     storage.check_output(output)
     if num_bytes <= PIECE_CHARS:  # not worth the start of a process

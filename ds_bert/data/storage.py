@@ -157,17 +157,18 @@ def staged_folder(output: Path) -> Iterator[Path]:
     Raises:
         UserError: another process is writing there, or a file system error inside the block (a full disk).
     """
-    staging = output.parent / f".{output.name}.preparing"
+    place = Path(os.path.abspath(output))
+    staging = place.parent / f".{place.name}.preparing"
     lock = None
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         staging.mkdir(exist_ok=True)
         lock = _lock(staging, output)
         for left_over in staging.iterdir():
             shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
         try:
             yield staging
-            os.rename(staging, output)
+            os.rename(staging, place)
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             raise
@@ -201,7 +202,8 @@ def _lock(staging: Path, output: Path) -> int | None:
             if time.monotonic() > deadline:
                 os.close(descriptor)
                 raise UserError(
-                    f"--output {output}: another ds-bert prepare is writing there; wait for it, or choose another folder"
+                    f"--output {output}: another ds-bert prepare is writing there; wait for it, or choose another "
+                    "folder"
                 ) from None
             time.sleep(0.1)
         except OSError:  # some network file systems have no locks; then only the user keeps two runs apart

@@ -6,6 +6,7 @@ DeepSpeed's files are pickles: load them from your own runs only.
 """
 
 import contextlib
+import glob
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -294,10 +296,12 @@ def convert_to_universal(checkpoint: Checkpoint) -> Path:
         shutil.rmtree(target.parent, ignore_errors=True)
         target.parent.mkdir()
         command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
-        command += ["--input_folder", str(checkpoint.folder), "--output_folder", str(target)]
         # Without its own rank the converter would wait for the other ranks of this run.
         plain = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-        done = subprocess.run(command, capture_output=True, text=True, env=plain)
+        with without_wildcards(checkpoint.folder.parent) as parent:
+            command += ["--input_folder", str(parent / checkpoint.tag)]
+            command += ["--output_folder", str(parent / UNIVERSAL / checkpoint.tag)]
+            done = subprocess.run(command, capture_output=True, text=True, env=plain)
         if done.returncode:
             lines = done.stderr.strip().splitlines() or ["no message"]
             raise UserError(f"{checkpoint.folder}: ds_to_universal failed: {lines[-1]}")
@@ -311,6 +315,18 @@ def delete_universal(run_folder: Path) -> None:
     on_first_rank(lambda: shutil.rmtree(run_folder / UNIVERSAL, ignore_errors=True))
 
 
+@contextlib.contextmanager
+def without_wildcards(folder: Path) -> Iterator[Path]:
+    """A name for `folder` without brackets and stars: DeepSpeed takes paths to load for glob patterns."""
+    if glob.escape(str(folder)) == str(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="ds_bert_") as temporary:
+        link = Path(temporary) / "run"
+        link.symlink_to(folder.resolve(), target_is_directory=True)
+        yield link
+
+
 def load_checkpoint(engine: DeepSpeedEngine, folder: Path) -> dict:
     """Load weights, optimizer state and schedule. A collective call.
 
@@ -321,7 +337,8 @@ def load_checkpoint(engine: DeepSpeedEngine, folder: Path) -> dict:
     Returns:
         the client state that was saved with it.
     """
-    loaded, client_state = engine.load_checkpoint(str(folder.parent), tag=folder.name)
+    with without_wildcards(folder.parent) as parent:
+        loaded, client_state = engine.load_checkpoint(str(parent), tag=folder.name)
     if loaded is None or CLIENT_STATE not in client_state:
         raise UserError(f"{folder}: DeepSpeed could not load this checkpoint")
     return client_state[CLIENT_STATE]

@@ -18,7 +18,7 @@ from transformers import (
 from ds_bert.config import SECTION, DsBertConfig, read_json
 from ds_bert.errors import UserError
 from ds_bert.modeling import build_model, has_weights
-from ds_bert.training.checkpoint import TAG, Checkpoint, list_checkpoints
+from ds_bert.training.checkpoint import TAG, Checkpoint, list_checkpoints, without_wildcards
 from ds_bert.training.setup import RUN_FILE
 
 MODEL_STATES = "mp_rank_00_model_states.pt"
@@ -73,8 +73,8 @@ class TrainedModel:
             return self.load_as_trained().float()
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-        with contextlib.redirect_stdout(io.StringIO()):
-            states = get_fp32_state_dict_from_zero_checkpoint(str(self.folder), tag=self.checkpoint.tag)
+        with contextlib.redirect_stdout(io.StringIO()), without_wildcards(self.folder) as folder:
+            states = get_fp32_state_dict_from_zero_checkpoint(str(folder), tag=self.checkpoint.tag)
         return self._fill(states)
 
     def _config(self):

@@ -170,7 +170,7 @@ def test_odd_folder_names(tmp_path, corpus_file, name):
 
 
 def test_only_the_training_part_teaches(tmp_path, corpus_file):
-    texts = corpus_file.read_text() + "\n\nqqq qqq qqq"
+    texts = corpus_file.read_text() + "\n\nqqq qqq the of"
     path = tmp_path / "a.txt"
     path.write_text(texts)
     found = set()
