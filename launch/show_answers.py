@@ -10,7 +10,11 @@ from pathlib import Path
 from transformers import pipeline
 from transformers.utils import logging
 
-SENTENCES = ("Returns the [MASK] of the input.", "the model is trained on the [MASK].", "If [MASK], the output is a list.")
+SENTENCES = (
+    "Returns the [MASK] of the input.",
+    "the model is trained on the [MASK].",
+    "If [MASK], the output is a list.",
+)
 
 
 def main(run: Path) -> int:

@@ -3,7 +3,9 @@
 import argparse
 import contextlib
 import io
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +24,11 @@ def parse_run(**options: Any) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-class Crash(Exception):
+def metrics_lines(args: argparse.Namespace) -> list[dict]:
+    return [json.loads(line) for line in Path(args.output, "metrics.jsonl").read_text().splitlines()]
+
+
+class CrashError(Exception):
     """Stands for a kill: nothing is saved, nothing is tidied up."""
 
 
@@ -41,14 +47,14 @@ def train(args: argparse.Namespace, crash_at: int | None = None) -> dict:
     def watched(trainer, steps_consumed: int) -> None:
         seen["trainer"] = trainer
         if trainer.engine.global_steps == crash_at:
-            raise Crash
+            raise CrashError
         original(trainer, steps_consumed)
 
     loop.Trainer._evaluate_and_save = watched
     try:
         with captured_log() as log:
             pretrain.pretrain(args)
-    except Crash:
+    except CrashError:
         pass
     except UserError as error:
         seen["error"] = str(error)

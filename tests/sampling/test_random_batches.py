@@ -36,7 +36,7 @@ def test_every_sample_at_most_once_equal_micro_steps_and_less_than_a_batch_dropp
 
 @given(sizes)
 def test_all_ranks_together_get_the_planned_global_batch(sizes):
-    _, micro, accumulation, world_size = sizes
+    accumulation = sizes[2]
     ranks = samplers(*sizes)
     batches = [np.array(list(sampler)) for sampler in ranks]
     for step in range(ranks[0].steps_per_epoch):

@@ -1,13 +1,12 @@
 """Torn, damaged and missing checkpoints: the newest whole one is used and named, on all ranks alike."""
 
 import errno
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.runs import train
+from tests.runs import metrics_lines, train
 
 CONFIG = {
     "train_batch_size": 8,
@@ -88,7 +87,7 @@ def test_a_tag_goes_on_from_there_and_cuts_later_metrics(rank_pool, run):
     run.resume = "global_step2"
     answers = rank_pool(2).run(train, run)
     assert "at step 2 of 6" in answers[0]["log"]
-    steps = [json.loads(line)["step"] for line in open(Path(run.output) / "metrics.jsonl")]
+    steps = [line["step"] for line in metrics_lines(run)]
     assert steps == [1, 2, 3, 4, 5, 6, 6]
 
 

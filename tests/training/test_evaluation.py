@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.runs import train
+from tests.runs import metrics_lines, train
 
 CONFIG = {
     "train_batch_size": 8,
@@ -66,9 +66,8 @@ def test_figures_are_the_same_for_every_number_of_ranks_and_batch_size(rank_pool
 
 
 def test_figures_equal_those_logged_in_training(rank_pool, run):
-    import json
 
-    logged = next(line for line in map(json.loads, open(f"{run.output}/metrics.jsonl")) if "eval_loss" in line)
+    logged = next(line for line in metrics_lines(run) if "eval_loss" in line)
     figures = rank_pool(2).run(evaluate, run, 4)[0]
     assert figures["eval_loss"] == pytest.approx(logged["eval_loss"], rel=1e-6)
     assert figures["eval_accuracy"] == logged["eval_accuracy"]

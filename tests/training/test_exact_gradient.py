@@ -1,11 +1,9 @@
 """The gradient and the loss are those of the mean over all masked tokens of the global batch, however it is split."""
 
-import json
-
 import pytest
 import torch
 
-from tests.runs import relative_difference, train
+from tests.runs import metrics_lines, relative_difference, train
 
 SGD = {"optimizer": {"type": "SGD", "params": {"lr": 0.5}}, "zero_allow_untested_optimizer": True}
 # Sums of fp32 products in another order differ by about 1e-7.
@@ -29,12 +27,12 @@ def first_gradient(args) -> dict:
         assert train(args)["error"] is None
     finally:
         gradients.GradientGuard.before_step = original
-    lines = [json.loads(line) for line in open(f"{args.output}/metrics.jsonl")]
+    lines = metrics_lines(args)
     return {"gradient": seen, "lines": lines}
 
 
 def reference_gradient(args) -> dict:
-    """The same in plain PyTorch and transformers: one padded batch, every position's logits, mean over masked tokens."""
+    """The same in plain transformers: one padded batch, every position's logits, mean over masked tokens."""
     import numpy as np
     from transformers import AutoConfig, AutoModelForMaskedLM
 
@@ -108,7 +106,7 @@ def test_zero_stages_0_1_2_agree(rank_pool, run_args, small_model, clipping):
         ds_config = config(2, gradient_clipping=clipping, zero_optimization={"stage": stage})
         args = run_args(model, ds_config, max_steps=5)
         after[stage] = rank_pool(2).run(weights_after, args)[0]
-        lines = [json.loads(line) for line in open(f"{args.output}/metrics.jsonl")]
+        lines = metrics_lines(args)
         norms[stage] = [(line["grad_norm_before_clip"], line["grad_norm_after_clip"]) for line in lines[:5]]
     for stage in (1, 2):
         assert relative_difference(after[stage], after[0]) <= TOLERANCE

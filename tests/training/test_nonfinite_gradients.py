@@ -1,12 +1,10 @@
 """A gradient that is not finite on one rank: all ranks skip that step, and ten in a row end the run."""
 
-import json
-
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.runs import optimizer_tensors, train
+from tests.runs import metrics_lines, optimizer_tensors, train
 
 PRECISIONS = {
     "fp32": {},
@@ -48,7 +46,7 @@ def train_with_bad_steps(args, bad_steps: set[int], value: float) -> dict:
     finally:
         gradients.GradientGuard.__init__ = original_init
         loop.Trainer._evaluate_and_save = original_after
-    lines = [json.loads(line) for line in open(f"{args.output}/metrics.jsonl")]
+    lines = metrics_lines(args)
     return {"states": states, "error": result["error"], "lines": [line for line in lines if "loss" in line]}
 
 

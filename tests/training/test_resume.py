@@ -1,13 +1,12 @@
 """A run that dies and goes on gives what an uninterrupted run gives."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.runs import relative_difference, train
+from tests.runs import metrics_lines, relative_difference, train
 
 # 206 samples and a global batch of 40 make epochs of 5 steps, so that step 5 is an epoch's last and step 6 the next's
 # first.
@@ -28,7 +27,7 @@ def config(stage: int, micro: int = 10, optimizer: str = "AdamW", **more) -> dic
 
 
 def metrics(args) -> list[tuple]:
-    lines = [json.loads(line) for line in open(Path(args.output) / "metrics.jsonl")]
+    lines = metrics_lines(args)
     return [tuple(line[key] for key in COMPARED) for line in lines if "loss" in line]
 
 
