@@ -29,11 +29,12 @@ def rank_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable]:
         pool.close()
 
 
-WORDS = """
-the of and to in a is that it was for on are as with his they at be this from have or by one had not but what all were when
-we there can an your which their said if do will each about how up out them then she many some so these would other into has
-more her two like him see time could no make than first been its who now people my made over
-""".split()
+TEXT = """
+the of and to in a is that it was for on are as with his they at be this from have or by one had not but what all were
+when we there can an your which their said if do will each about how up out them then she many some so these would
+other into has more her two like him see time could no make than first been its who now people my made over
+"""
+WORDS = TEXT.split()
 
 
 def random_text(documents: int, seed: int = 0) -> str:

@@ -124,8 +124,8 @@ def _join_ranks() -> None:
     for noisy in ("datasets", "httpx"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     skip_unused_comm_op()
-    # On CPUs oneDNN keeps a compiled kernel for each of the last 1,024 shapes; with samples of many lengths nearly every
-    # shape is new, and a small model's memory grows by half a gigabyte for nothing.
+    # On CPUs oneDNN keeps a compiled kernel for each of the last 1,024 shapes; with samples of many lengths nearly
+    # every shape is new, and a small model's memory grows by half a gigabyte for nothing.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     if "OMP_NUM_THREADS" not in os.environ:
         ranks_here = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)

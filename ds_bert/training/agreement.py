@@ -15,6 +15,16 @@ def rank_and_world() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
+def gather(value: Result) -> list[Result]:
+    """The (picklable) values of all ranks, in the order of the ranks. A collective call."""
+    _, world_size = rank_and_world()
+    values = [value]
+    if world_size > 1:
+        values = [None] * world_size
+        dist.all_gather_object(values, value)
+    return values
+
+
 def together(function: Callable[[], Result]) -> Result:
     """Call `function` on every rank; if it fails on any, fail on all with the same message. A collective call.
 
@@ -32,11 +42,7 @@ def together(function: Callable[[], Result]) -> Result:
         problem = str(error)
     except OSError as error:
         problem = f"{error.filename or 'file system'}: {error.strerror or error}"
-    _, world_size = rank_and_world()
-    problems = [problem]
-    if world_size > 1:
-        problems = [None] * world_size
-        dist.all_gather_object(problems, problem)
+    problems = gather(problem)
     failed = [rank for rank, text in enumerate(problems) if text is not None]
     if failed:
         first = problems[failed[0]]

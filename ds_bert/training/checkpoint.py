@@ -24,7 +24,7 @@ import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
 
 from ds_bert.errors import UserError
-from ds_bert.training.agreement import on_first_rank, rank_and_world, together
+from ds_bert.training.agreement import gather, on_first_rank, rank_and_world, together
 
 MANIFEST = "ds_bert_checkpoint.json"
 CLIENT_STATE = "ds_bert"
@@ -130,11 +130,7 @@ def choose_checkpoint(run_folder: Path, resume: str) -> Checkpoint | None:
 def _problem_anywhere(checkpoint: Checkpoint) -> str | None:
     """What is wrong with a checkpoint on any rank, or None; the same answer on all. A collective call."""
     rank, world_size = rank_and_world()
-    mine = checkpoint.problem(share=rank, of=world_size)
-    problems = [mine]
-    if world_size > 1:
-        problems = [None] * world_size
-        dist.all_gather_object(problems, mine)
+    problems = gather(checkpoint.problem(share=rank, of=world_size))
     for rank, problem in enumerate(problems):
         if problem:
             return problem if all(problems) else f"rank {rank}: {problem}"
@@ -227,11 +223,7 @@ def _checksums(folder: Path) -> dict[str, tuple[int, int]]:
     def mine() -> dict[str, tuple[int, int]]:
         return {name: (os.path.getsize(folder / name), _crc32(folder / name)) for name in names[rank::world_size]}
 
-    parts = [together(mine)]
-    if world_size > 1:
-        part, parts = parts[0], [None] * world_size
-        dist.all_gather_object(parts, part)
-    return {name: entry for part in parts for name, entry in part.items()}
+    return {name: entry for part in gather(together(mine)) for name, entry in part.items()}
 
 
 def _crc32(path: Path) -> int:
@@ -273,6 +265,23 @@ def _delete_old(run_folder: Path, keep_last: int) -> None:
         shutil.rmtree(checkpoint.folder, ignore_errors=True)
 
 
+def set_aside_later(run_folder: Path, step: int) -> None:
+    """Rename the checkpoints after `step` to `superseded_...`. A collective call.
+
+    A run that goes back to an earlier checkpoint by name must not, after the next kill, go on from where it once was.
+    """
+
+    def rename() -> None:
+        for checkpoint in list_checkpoints(run_folder):
+            if checkpoint.step > step:
+                target = run_folder / f"superseded_{checkpoint.tag}"
+                shutil.rmtree(target, ignore_errors=True)
+                checkpoint.folder.rename(target)
+                log.warning(f"{checkpoint.folder} is later than the step asked for; renamed to {target.name}")
+
+    on_first_rank(rename)
+
+
 def needs_universal(checkpoint: Checkpoint, world_size: int, zero_stage: int) -> bool:
     """Whether ZeRO's partitions in the checkpoint do not fit so many ranks."""
     return (
@@ -311,7 +320,7 @@ def convert_to_universal(checkpoint: Checkpoint) -> Path:
 
 
 def delete_universal(run_folder: Path) -> None:
-    """Remove what `convert_to_universal` made. A collective call."""
+    """Remove what `convert_to_universal` made, if it made anything. A collective call."""
     on_first_rank(lambda: shutil.rmtree(run_folder / UNIVERSAL, ignore_errors=True))
 
 

@@ -4,11 +4,22 @@ import argparse
 import copy
 import logging
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from deepspeed import DeepSpeedEngine
 
+from ds_bert.cluster.ops import build_ops, needed_ops, use_torch_adam
+from ds_bert.cluster.ranks import run_rank
+from ds_bert.engine import initialize
+from ds_bert.modeling import MaskedPositionHead, build_model
+from ds_bert.training import checkpoint as checkpoints
+from ds_bert.training.agreement import gather, on_first_rank, together
+from ds_bert.training.loop import Trainer
+from ds_bert.training.metrics import MetricsLog, plot_loss
 from ds_bert.training.options import add_pretrain_arguments
+from ds_bert.training.setup import RunSetup, set_up_run, write_run_file
 
 log = logging.getLogger("ds_bert")
 
@@ -19,9 +30,6 @@ def main(argv: list[str] | None = None) -> int:
     add_pretrain_arguments(parser)
     parser.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-
-    from ds_bert.cluster.ranks import run_rank
-
     return run_rank("ds-bert pretrain", lambda rank: pretrain(args))
 
 
@@ -34,61 +42,22 @@ def pretrain(args: argparse.Namespace) -> None:
     Raises:
         UserError: on all ranks alike.
     """
-    from ds_bert.cluster.ops import build_ops, needed_ops, use_torch_adam
-    from ds_bert.engine import initialize
-    from ds_bert.modeling import MaskedPositionHead, build_model
-    from ds_bert.training import checkpoint as checkpoints
-    from ds_bert.training.agreement import on_first_rank, together
-    from ds_bert.training.loop import Trainer
-    from ds_bert.training.metrics import MetricsLog, plot_loss
-    from ds_bert.training.setup import set_up_run, write_run_file
-
-    first = dist.get_rank() == 0
     setup = together(lambda: set_up_run(args, dist.get_world_size()))
     chosen = checkpoints.choose_checkpoint(setup.run_folder, args.resume)
-    ds_config = copy.deepcopy(setup.ds_config)
-    failure = build_ops(needed_ops(ds_config))
-    failures = [None] * dist.get_world_size()
-    dist.all_gather_object(failures, failure)
-    if any(failures):
-        use_torch_adam(ds_config)
-        reason = next(filter(None, failures))
-        _say(f"DeepSpeed's fused Adam cannot be compiled here ({reason}); training goes on with torch's Adam")
-
-    folder = chosen and chosen.folder
-    stage = ds_config.get("zero_optimization", {}).get("stage", 0)
-    converted = chosen and checkpoints.needs_universal(chosen, dist.get_world_size(), stage)
-    if converted:
-        _say(
-            f"{chosen.tag} was saved by {chosen.manifest['world_size']} ranks, this run has {dist.get_world_size()}: "
-            "going through DeepSpeed's universal checkpoint"
-        )
-        folder = checkpoints.convert_to_universal(chosen)
-        ds_config.setdefault("checkpoint", {})["load_universal"] = True
-
-    torch.manual_seed(args.seed)
-    model = together(
-        lambda: build_model(
-            args.model,
-            setup.model_config,
-            from_config=args.from_config,
-            trust_remote_code=args.trust_remote_code,
-        )
-    )
-    weights = f"continues from the weights of {args.model}" if setup.continues_weights else "starts from fresh weights"
-    _say(f"model {args.model}: {sum(p.numel() for p in model.parameters()):,} parameters; {weights}")
-    head = MaskedPositionHead(model)
-    engine, *_ = initialize(model=model, model_parameters=model.parameters(), config=ds_config)
-
+    ds_config = _with_an_adam_that_runs(setup.ds_config)
+    folder = _loadable_folder(chosen, ds_config)
+    engine, head = _build(setup, ds_config)
     client_state = None
-    if chosen:
-        client_state = checkpoints.load_checkpoint(engine, folder)
-        _say(f"resumed from {chosen.folder} at step {engine.global_steps} of {setup.total_steps}")
-        if converted:
-            checkpoints.delete_universal(setup.run_folder)
-    else:
+    if chosen is None:
         on_first_rank(lambda: write_run_file(setup))
-    metrics = on_first_rank_only(lambda: MetricsLog(setup.run_folder, engine.global_steps))
+    else:
+        client_state = checkpoints.load_checkpoint(engine, folder)
+        checkpoints.delete_universal(setup.run_folder)
+        if args.resume != "auto":
+            checkpoints.set_aside_later(setup.run_folder, chosen.step)
+        _say(f"resumed from {chosen.folder} at step {engine.global_steps} of {setup.total_steps}")
+    first = dist.get_rank() == 0
+    metrics = together(lambda: MetricsLog(setup.run_folder, engine.global_steps) if first else None)
     if engine.global_steps >= setup.total_steps:
         _say(f"the run is complete: it has {engine.global_steps} steps and {setup.total_steps} were asked for")
     Trainer(setup, engine, head, metrics, client_state).train()
@@ -96,11 +65,43 @@ def pretrain(args: argparse.Namespace) -> None:
         _say(f"loss curve: {plot_loss(setup.run_folder)}")
 
 
-def on_first_rank_only(function):
-    """Call `function` on rank 0, whose result stays there; the other ranks get None. A collective call."""
-    from ds_bert.training.agreement import together
+def _with_an_adam_that_runs(ds_config: dict) -> dict:
+    """The configuration with torch's Adam in place of DeepSpeed's where a rank cannot compile that."""
+    ds_config = copy.deepcopy(ds_config)
+    failures = gather(build_ops(needed_ops(ds_config)))
+    reason = next((failure for failure in failures if failure), None)
+    if reason:
+        use_torch_adam(ds_config)
+        _say(f"DeepSpeed's fused Adam cannot be compiled here ({reason}); training goes on with torch's Adam")
+    return ds_config
 
-    return together(lambda: function() if dist.get_rank() == 0 else None)
+
+def _loadable_folder(chosen: checkpoints.Checkpoint | None, ds_config: dict) -> Path | None:
+    """The folder to load: the checkpoint's, or its universal form (then `ds_config` is told) for other rank counts."""
+    stage = ds_config.get("zero_optimization", {}).get("stage", 0)
+    if chosen is None or not checkpoints.needs_universal(chosen, dist.get_world_size(), stage):
+        return chosen and chosen.folder
+    _say(
+        f"{chosen.tag} was saved by {chosen.manifest['world_size']} ranks, this run has {dist.get_world_size()}: going "
+        "through DeepSpeed's universal checkpoint"
+    )
+    ds_config.setdefault("checkpoint", {})["load_universal"] = True
+    return checkpoints.convert_to_universal(chosen)
+
+
+def _build(setup: RunSetup, ds_config: dict) -> tuple[DeepSpeedEngine, MaskedPositionHead]:
+    args = setup.args
+    torch.manual_seed(args.seed)
+    model = together(
+        lambda: build_model(
+            args.model, setup.model_config, from_config=args.from_config, trust_remote_code=args.trust_remote_code
+        )
+    )
+    weights = f"continues from the weights of {args.model}" if setup.continues_weights else "starts from fresh weights"
+    _say(f"model {args.model}: {sum(p.numel() for p in model.parameters()):,} parameters; {weights}")
+    head = MaskedPositionHead(model)
+    engine, *_ = initialize(model=model, model_parameters=model.parameters(), config=ds_config)
+    return engine, head
 
 
 def _say(message: str) -> None:

@@ -89,6 +89,9 @@ def test_a_tag_goes_on_from_there_and_cuts_later_metrics(rank_pool, run):
     assert "at step 2 of 6" in answers[0]["log"]
     steps = [line["step"] for line in metrics_lines(run)]
     assert steps == [1, 2, 3, 4, 5, 6, 6]
+    folders = {path.name for path in Path(run.output).glob("*global_step*")}
+    later = {"global_step4", "global_step6", "superseded_global_step4", "superseded_global_step6"}
+    assert folders == {"global_step2", *later}
 
 
 def hide_on_rank_1(args) -> dict:

@@ -65,7 +65,19 @@ def test_figures_are_the_same_for_every_number_of_ranks_and_batch_size(rank_pool
         assert figures["eval_accuracy"] == accuracy
 
 
-def test_figures_equal_those_logged_in_training(rank_pool, run):
+@pytest.mark.parametrize(
+    "precision",
+    [
+        {},
+        {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}},
+        {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+        {"fp16": {"enabled": True, "initial_scale_power": 8}},
+    ],
+    ids=["fp32", "bf16", "autocast", "fp16"],
+)
+def test_figures_equal_those_logged_in_training(rank_pool, run_args, small_model, precision):
+    run = run_args(small_model(0.1), {**CONFIG, **precision}, max_steps=2)
+    assert rank_pool(2).run(train, run)[0]["error"] is None
 
     logged = next(line for line in metrics_lines(run) if "eval_loss" in line)
     figures = rank_pool(2).run(evaluate, run, 4)[0]
