@@ -51,29 +51,32 @@ def uninterrupted(folder, arguments) -> Path:
     return folder / "whole"
 
 
-def kill_once_it_has(lines: int, run_folder: Path, process: subprocess.Popen) -> list[psutil.Process]:
-    """`kill -9` all ranks when metrics.jsonl has so many lines; the ranks that were killed."""
+def start(*words) -> subprocess.Popen:
+    command = [sys.executable, "-m", "ds_bert.cli.main", *map(str, words)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+def ranks_once_it_has(lines: int, run_folder: Path, process: subprocess.Popen) -> list[psutil.Process]:
+    """The rank processes of a run, as soon as its metrics.jsonl has so many lines."""
     file = run_folder / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not file.is_file() or len(file.read_bytes().split(b"\n")) <= lines:
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    ranks = [
+    return [
         child
         for child in psutil.Process(process.pid).children(recursive=True)
         if "ds_bert.training.pretrain" in child.cmdline() and "deepspeed.launcher" not in " ".join(child.cmdline())
     ]
-    for rank in ranks:
-        rank.send_signal(signal.SIGKILL)
-    return ranks
 
 
 def test_killed_and_resumed_through_the_launcher_it_gives_the_same_metrics(folder, arguments, uninterrupted):
-    command = [sys.executable, "-m", "ds_bert.cli.main", *map(str, arguments), "--output", str(folder / "killed")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL)
-    ranks = kill_once_it_has(7, folder / "killed", process)
+    process = start(*arguments, "--output", folder / "killed")
+    ranks = ranks_once_it_has(7, folder / "killed", process)
     assert len(ranks) == 2
+    for rank in ranks:
+        rank.send_signal(signal.SIGKILL)
     assert process.wait(timeout=60) != 0
     resumed = ds_bert(*arguments, "--output", folder / "killed")
     assert resumed.returncode == 0, resumed.stderr
@@ -87,6 +90,20 @@ def test_killed_and_resumed_through_the_launcher_it_gives_the_same_metrics(folde
     assert lines(folder / "killed") == lines(uninterrupted)
     assert [line["step"] for line in lines(uninterrupted) if "loss" in line] == list(range(1, STEPS + 1))
     assert [line["step"] for line in lines(uninterrupted) if "eval_loss" in line] == [5, 10, 12]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_processes_without_a_traceback(folder, arguments, signum):
+    run = folder / f"stopped by {signum.name}"
+    words = [10_000 if word == STEPS else word for word in arguments]
+    process = start(*words, "--output", run)
+    ranks = ranks_once_it_has(2, run, process)
+    process.send_signal(signum)
+    assert process.wait(timeout=30) == 128 + signum
+    assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+    errors = process.stderr.read()
+    assert "Traceback" not in errors
+    assert f"stopped by {signum.name}" in errors
 
 
 def test_the_run_folder_holds_what_the_docs_say(folder, uninterrupted):

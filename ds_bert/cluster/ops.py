@@ -58,7 +58,7 @@ def build_ops(names: list[str]) -> str | None:
             if (folder / f"{builder.name}.so").exists():
                 continue
             print(
-                f"compiling DeepSpeed's {builder.name}, once per machine (about half a minute)",
+                f"compiling DeepSpeed's {builder.name}, once per machine; this takes some minutes",
                 file=sys.stderr,
             )
             done = subprocess.run([sys.executable, "-c", BUILD.format(name=name)], capture_output=True, text=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
+from deepspeed.runtime.base_optimizer import ZeROOptimizer
 
 from ds_bert.errors import UserError
 
@@ -33,8 +34,9 @@ class GradientGuard:
     DeepSpeed skips a step with a non-finite gradient at ZeRO stages 1 and 2 and in fp16 and bf16, but at stage 0 in
     fp32 it writes NaN into the weights; there the guard skips in its place, in the same way: the weights, the
     optimizer's state and the learning-rate schedule stay, `engine.skipped_steps` counts. DeepSpeed's own norm is
-    missing at stage 0 in fp32, too small by the loss scale at stage 0 in fp16, and taken in one sweep at the other
-    stages, so the guard computes it from the reduced gradients.
+    missing at stage 0 in fp32 and taken in one sweep at the other stages, so the guard computes it from the reduced
+    gradients. At stage 0 in fp16 DeepSpeed divides gradients by a loss scale that its backward never multiplied in, so
+    that they come out too small by it and are never clipped; there the guard scales the loss.
 
     Args:
         engine: from `deepspeed.initialize`, at ZeRO stage 0, 1 or 2.
@@ -44,6 +46,7 @@ class GradientGuard:
         self.engine = engine
         self.skipped_in_a_row = 0
         self._any_step_succeeded = False
+        self._scales_loss = _forgets_loss_scale(engine)
         self._norm: float | None = None
         self._scale_exhausted = False
         self._must_skip = not (engine.fp16_enabled() or engine.bfloat16_enabled() or engine.zero_optimization())
@@ -65,6 +68,10 @@ class GradientGuard:
         # DeepSpeed reads `overflow` after step(), as it does with its own wrappers.
         optimizer.overflow = False
         optimizer.step = step
+
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss to give to `engine.backward()`."""
+        return loss * self._loss_scaler().cur_scale if self._scales_loss else loss
 
     def before_step(self) -> None:
         """Call between the last `engine.backward()` of an optimizer step and its `engine.step()`. A collective call."""
@@ -134,6 +141,19 @@ class GradientGuard:
         if not groups or any(group is None for group in groups.values()):
             return None
         return [g for group in groups.values() for g in group if not getattr(g, "_zero_padding", False)]
+
+
+def _forgets_loss_scale(engine: DeepSpeedEngine) -> bool:
+    """Whether the engine's backward leaves out the loss scale that its optimizer divides by.
+
+    True of DeepSpeed 0.19 at ZeRO stage 0. Asked of the engine, so that a version that mends it is not scaled twice.
+    """
+    if not engine.fp16_enabled() or isinstance(engine.optimizer, ZeROOptimizer):
+        return False
+    one = torch.ones((), device=engine.device, requires_grad=True) * 1
+    forgotten = bool(engine.scale(one) == 1)
+    engine._manual_backward_expected = False  # scale() expects a backward to follow
+    return forgotten
 
 
 def _minimum_scale(scaler) -> float:

@@ -14,12 +14,11 @@ from tqdm import tqdm
 from ds_bert.data.collator import MaskedBatch, MaskedLMDataset, PaddingCollator
 from ds_bert.data.masking import TokenMasker
 from ds_bert.modeling import MaskedPositionHead, masked_lm_loss
-from ds_bert.sampling import RandomBatchSampler
 from ds_bert.training.checkpoint import save_checkpoint
 from ds_bert.training.evaluation import Evaluator
 from ds_bert.training.gradients import GradientGuard
 from ds_bert.training.metrics import MetricsLog
-from ds_bert.training.setup import RunSetup
+from ds_bert.training.setup import RunSetup, make_sampler
 
 # A stream of random numbers that shares the run's seed (see sampling.random_batches.ORDER_STREAM).
 DROPOUT_STREAM = 4
@@ -62,13 +61,8 @@ class Trainer:
         masker = TokenMasker(setup.tokenizer, probability=probability, seed=seed)
         self.dataset = MaskedLMDataset(setup.data.train, masker)
         self.collate = PaddingCollator(setup.tokenizer.pad_token_id or 0)
-        self.sampler = RandomBatchSampler(
-            len(self.dataset),
-            micro_batch_size=engine.train_micro_batch_size_per_gpu(),
-            gradient_accumulation_steps=self.accumulation_steps,
-            world_size=self.world_size,
-            rank=self.rank,
-            seed=seed,
+        self.sampler = make_sampler(
+            setup.ds_config, len(self.dataset), world_size=self.world_size, rank=self.rank, seed=seed
         )
         if client_state:
             self.sampler.load_state_dict(client_state["sampler"])
@@ -130,7 +124,7 @@ class Trainer:
             self._seed_dropout(micro_step)
             logits_MV = self.head(engine, batch.input_ids, batch.attention_mask, batch.positions)
             loss, _ = masked_lm_loss(logits_MV, batch.labels)
-            engine.backward(loss * loss_factor)
+            engine.backward(self.guard.scale_loss(loss * loss_factor))
             sums.loss += loss.detach()
             sums.real_tokens += batch.real_tokens
             sums.padded_tokens += batch.input_ids.numel()

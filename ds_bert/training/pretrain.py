@@ -60,7 +60,13 @@ def pretrain(args: argparse.Namespace) -> None:
     metrics = together(lambda: MetricsLog(setup.run_folder, engine.global_steps) if first else None)
     if engine.global_steps >= setup.total_steps:
         _say(f"the run is complete: it has {engine.global_steps} steps and {setup.total_steps} were asked for")
-    Trainer(setup, engine, head, metrics, client_state).train()
+    trainer = Trainer(setup, engine, head, metrics, client_state)
+    sampler = trainer.sampler
+    _say(
+        f"{sampler.num_samples:,} samples make {sampler.steps_per_epoch:,} steps of {sampler.global_batch_size:,} an "
+        f"epoch; {sampler.num_dropped:,} samples, others in each epoch, do not fill a batch and are left out"
+    )
+    trainer.train()
     if first:
         _say(f"loss curve: {plot_loss(setup.run_folder)}")
 

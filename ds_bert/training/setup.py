@@ -12,6 +12,7 @@ from ds_bert import config as configuration
 from ds_bert.data.prepared import PreparedData
 from ds_bert.errors import UserError
 from ds_bert.modeling import check_tokenizer_and_lengths, has_weights, load_config
+from ds_bert.sampling import RandomBatchSampler
 from ds_bert.training.checkpoint import TAG, write_atomically
 
 RUN_FILE = "run.json"
@@ -92,10 +93,10 @@ def set_up_run(args: argparse.Namespace, world_size: int) -> RunSetup:
         trust_remote_code=args.trust_remote_code,
     )
     try:
-        global_batch, _, _ = configuration.resolve_batch_sizes(raw, world_size)
-        total_steps = args.max_steps or args.epochs * (len(data.train) // global_batch)
+        sampler = make_sampler(raw, len(data.train), world_size=world_size, rank=0, seed=args.seed)
+        total_steps = args.max_steps or args.epochs * sampler.steps_per_epoch
         ds_config = configuration.resolve(
-            raw, world_size=world_size, total_steps=total_steps, hidden_size=model_config.hidden_size
+            raw, world_size=world_size, total_steps=total_steps, hidden_size=getattr(model_config, "hidden_size", None)
         )
         check_supported(ds_config)
     except UserError as error:
@@ -103,6 +104,23 @@ def set_up_run(args: argparse.Namespace, world_size: int) -> RunSetup:
     setup = RunSetup(args, data, tokenizer, model_config, section, ds_config, total_steps)
     check_run_folder(setup)
     return setup
+
+
+def make_sampler(ds_config: dict, num_samples: int, *, world_size: int, rank: int, seed: int) -> RandomBatchSampler:
+    """The sampler of one rank, for the batch sizes of a DeepSpeed configuration.
+
+    Raises:
+        UserError: batch sizes that do not divide, or data of less than one global batch.
+    """
+    _, micro_batch_size, accumulation_steps = configuration.resolve_batch_sizes(ds_config, world_size)
+    return RandomBatchSampler(
+        num_samples,
+        micro_batch_size=micro_batch_size,
+        gradient_accumulation_steps=accumulation_steps,
+        world_size=world_size,
+        rank=rank,
+        seed=seed,
+    )
 
 
 def check_supported(ds_config: dict) -> None:
