@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from ds_bert.errors import UserError
@@ -61,6 +61,10 @@ def ordered_map(
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool:
+        # Before Python 3.11.5 the pool waits for ever for its thread that writes to a pipe nobody reads any more
+        # (github.com/python/cpython/issues/94777); closing this end wakes it.
+        with suppress(AttributeError, OSError):
+            executor._call_queue._reader.close()
         raise UserError(
             "a worker process died, killed from outside or for want of memory (see the kernel's log: "
             f"dmesg); try again with fewer workers: --num-workers {max(1, num_workers // 2)}"
