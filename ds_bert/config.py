@@ -97,10 +97,11 @@ def _problem(details: dict) -> str:
     model: Any = DsBertConfig
     for name in details["loc"][:-1]:
         model = model.model_fields[name].annotation
-    return f"{path}: unknown key{_did_you_mean(str(details['loc'][-1]), list(model.model_fields))}"
+    return f"{path}: unknown key{did_you_mean(str(details['loc'][-1]), list(model.model_fields))}"
 
 
-def _did_you_mean(word: str, valid: list[str]) -> str:
+def did_you_mean(word: str, valid: list[str]) -> str:
+    """The end of an error about a name that is not in `valid`: the nearest one, and all of them."""
     nearest = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
     return f"{hint} (valid: {', '.join(valid)})"

@@ -57,6 +57,10 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"ds-bert {args.command}: error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"ds-bert {args.command}: error: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"ds-bert {args.command}: interrupted", file=sys.stderr)
         return 130

@@ -10,6 +10,13 @@ def positive_int(text: str) -> int:
     return value
 
 
+def not_negative_int(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, not {value}")
+    return value
+
+
 def add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", required=True, metavar="DIR", help="prepared data (from `ds-bert prepare`)")
     parser.add_argument("--output", required=True, metavar="DIR", help="run folder: checkpoints, metrics, loss.png")
@@ -50,7 +57,9 @@ def add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
         "refuse to, or go on from this one"
     )  # fmt: skip
     parser.add_argument("--keep-last", type=positive_int, metavar="N", help="delete all but the N newest checkpoints")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, order, masks and dropout (default: 0)")
+    parser.add_argument(
+        "--seed", type=not_negative_int, default=0, help="of weights, order, masks and dropout (default: 0)"
+    )
     parser.add_argument(
         "--num-workers",
         type=int,

@@ -13,6 +13,7 @@ from deepspeed import DeepSpeedEngine
 from ds_bert.cluster.ops import build_ops, needed_ops, use_torch_adam
 from ds_bert.cluster.ranks import run_rank
 from ds_bert.engine import initialize
+from ds_bert.errors import UserError
 from ds_bert.modeling import MaskedPositionHead, build_model
 from ds_bert.training import checkpoint as checkpoints
 from ds_bert.training.agreement import gather, on_first_rank, together
@@ -106,8 +107,21 @@ def _build(setup: RunSetup, ds_config: dict) -> tuple[DeepSpeedEngine, MaskedPos
     weights = f"continues from the weights of {args.model}" if setup.continues_weights else "starts from fresh weights"
     _say(f"model {args.model}: {sum(p.numel() for p in model.parameters()):,} parameters; {weights}")
     head = MaskedPositionHead(model)
-    engine, *_ = initialize(model=model, model_parameters=model.parameters(), config=ds_config)
-    return engine, head
+    return together(lambda: _initialize(model, ds_config, args.deepspeed_config)), head
+
+
+def _initialize(model: torch.nn.Module, ds_config: dict, source: str) -> DeepSpeedEngine:
+    """DeepSpeed's engine; what DeepSpeed objects to in its part of the configuration becomes one line.
+
+    Raises:
+        UserError: DeepSpeed's own message.
+    """
+    try:
+        return initialize(model=model, model_parameters=model.parameters(), config=ds_config)[0]
+    except (AssertionError, AttributeError, ImportError, TypeError, ValueError) as error:
+        log.debug("", exc_info=True)
+        reason = " ".join(str(error).split())[:500]
+        raise UserError(f"{source}: DeepSpeed refuses it: {type(error).__name__}: {reason}") from None
 
 
 def _say(message: str) -> None:

@@ -132,6 +132,7 @@ def check_supported(ds_config: dict) -> None:
     from deepspeed.accelerator import get_accelerator
 
     zero = ds_config.get("zero_optimization", {})
+    _check_names(ds_config)
     if "type" not in ds_config.get("optimizer", {}):
         raise UserError('no optimizer: add for example "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}')
     if zero.get("stage", 0) not in (0, 1, 2):
@@ -153,6 +154,23 @@ def check_supported(ds_config: dict) -> None:
             f"fp16.enabled: this device ({get_accelerator().device_name()}) cannot train in fp16; "
             'use "bf16": {"enabled": true} instead'
         )
+
+
+def _check_names(ds_config: dict) -> None:
+    """Refuse an optimizer or a scheduler that neither DeepSpeed nor torch has."""
+    import torch
+    from deepspeed.runtime.config import DEEPSPEED_OPTIMIZERS
+    from deepspeed.runtime.lr_schedules import VALID_LR_SCHEDULES
+
+    optimizer = ds_config.get("optimizer", {}).get("type")
+    torch_optimizers = [name for name, kind in vars(torch.optim).items() if isinstance(kind, type)]
+    if optimizer and optimizer.lower() not in DEEPSPEED_OPTIMIZERS and optimizer not in torch_optimizers:
+        valid = ["Adam", "AdamW", "Lamb", "Lion", *torch_optimizers]
+        raise UserError(f"optimizer.type: {optimizer!r} is not known{configuration.did_you_mean(optimizer, valid)}")
+    scheduler = ds_config.get("scheduler", {}).get("type")
+    if scheduler and scheduler not in VALID_LR_SCHEDULES and not hasattr(torch.optim.lr_scheduler, scheduler):
+        hint = configuration.did_you_mean(scheduler, VALID_LR_SCHEDULES)
+        raise UserError(f"scheduler.type: {scheduler!r} is not known{hint}")
 
 
 def check_run_folder(setup: RunSetup) -> None:
