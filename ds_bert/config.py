@@ -62,7 +62,7 @@ def read_json(path: str | Path) -> dict:
     try:
         config = json.loads(Path(path).read_text(encoding="utf-8-sig"), object_pairs_hook=without_repeats)
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
+        raise UserError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}; mend that place") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text: byte {error.start} cannot be decoded") from None
     except OSError as error:

@@ -49,8 +49,8 @@ def test_a_mistake_in_the_section_names_its_path(section, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": 1,\n "b" 2}', ":2:6: not valid JSON: Expecting ':' delimiter"),
-        ("", ":1:1: not valid JSON: Expecting value"),
+        ('{"a": 1,\n "b" 2}', ":2:6: not valid JSON: Expecting ':' delimiter; mend that place"),
+        ("", ":1:1: not valid JSON: Expecting value; mend that place"),
         ("[1]", ": a DeepSpeed configuration is a JSON object {...}, not list"),
         ('{"a": {"b": 1, "b": 2}}', ": the key 'b' stands twice in one object; keep one of them"),
     ],

@@ -103,6 +103,8 @@ def run_rank(name: str, work: Callable[[int], None]) -> int:
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     _join_ranks()
     rank = dist.get_rank()
+    if rank:
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # rank 0 says the same
     try:
         work(rank)
     except UserError as error:

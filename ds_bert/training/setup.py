@@ -17,6 +17,8 @@ from ds_bert.training.checkpoint import TAG, write_atomically
 
 RUN_FILE = "run.json"
 
+SCHEDULE_LENGTH = "scheduler.params.total_num_steps"
+
 # Keys of the DeepSpeed configuration that change the numbers of a run, so that a resumed run must not change them.
 DECISIVE_KEYS = (
     "train_batch_size",
@@ -204,7 +206,10 @@ def check_run_folder(setup: RunSetup) -> None:
     differing = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
     if differing:
         changes = "; ".join(f"{key}: {theirs.get(key)!r} there, {mine.get(key)!r} now" for key in differing)
-        raise UserError(f"--output {folder} holds another run: {changes}; name another folder")
+        advice = "name another folder"
+        if SCHEDULE_LENGTH in differing:
+            advice = f'keep --max-steps or --epochs, from which an "auto" {SCHEDULE_LENGTH} follows, or {advice}'
+        raise UserError(f"--output {folder} holds another run: {changes}; {advice}")
 
 
 def write_run_file(setup: RunSetup) -> None:

@@ -53,6 +53,15 @@ def test_a_run_folder_of_another_run_names_what_differs(run_args, small_model):
     assert "holds another run: seed: 0 there, 7 now; gradient_clipping: None there, 1.0 now" in str(caught.value)
 
 
+def test_another_length_of_an_auto_schedule_names_the_option(run_args, small_model):
+    schedule = {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 2, "total_num_steps": "auto"}}
+    args = run_args(small_model(0.0), {**CONFIG, "scheduler": schedule}, max_steps=4)
+    write_run_file(set_up_run(args, 2))
+    args.max_steps = 6
+    with pytest.raises(UserError, match=r"total_num_steps: 4 there, 6 now; keep --max-steps or --epochs, from which"):
+        set_up_run(args, 2)
+
+
 @pytest.mark.parametrize(
     ("resume", "message"),
     [
