@@ -65,6 +65,9 @@ def ordered_map(
         # (github.com/python/cpython/issues/94777); closing this end wakes it.
         with suppress(AttributeError, OSError):
             executor._call_queue._reader.close()
+        # A worker that was just starting can miss the pool's own end and wait for a lock the dead one held.
+        for process in list((executor._processes or {}).values()):
+            process.kill()
         raise UserError(
             "a worker process died, killed from outside or for want of memory (see the kernel's log: "
             f"dmesg); try again with fewer workers: --num-workers {max(1, num_workers // 2)}"
