@@ -123,11 +123,11 @@ def prepare(
     output = Path(output)
     num_bytes = check_inputs(inputs)
     storage.check_output(output)
-    if num_bytes <= PIECE_CHARS:  # not worth the start of a process
-        num_workers = 1
+    # A process for less than a chunk is not worth its start.
+    num_workers = min(num_workers or available_cores(), num_bytes // PIECE_CHARS + 1)
     with termination_as_interrupt(), storage.staged_folder(output) as staging:
         progress = partial(_Progress, num_bytes, show_progress)
-        manifest = _make(list(inputs), staging, settings, num_workers or available_cores(), progress)
+        manifest = _make(list(inputs), staging, settings, num_workers, progress)
     for line in summary(manifest):
         report(line)
     report(f"prepared data: {output}")

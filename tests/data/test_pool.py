@@ -23,6 +23,14 @@ def die(item):
     os._exit(1)
 
 
+def echo(item):
+    return item
+
+
+def fail(item):
+    raise KeyError(f"item {item}")
+
+
 def report_and_add(a, b, report):
     report(a)
     report(b)
@@ -53,6 +61,17 @@ def test_a_dead_process_is_an_error_not_a_hang():
         list(ordered_map(die, range(5), 2, start, (0,)))
     with pytest.raises(UserError, match="the process that learns the vocabulary died"):
         run_apart(die)
+
+
+def test_an_error_in_a_worker_comes_with_its_traceback():
+    with pytest.raises(KeyError, match="item 0") as error:
+        list(ordered_map(fail, range(5), 2, start, (0,)))
+    assert "in fail" in str(error.value.__cause__)
+
+
+def test_large_items_and_results_do_not_wait_for_each_other():
+    items = [bytes([number]) * 3_000_000 for number in range(8)]
+    assert list(ordered_map(echo, items, 2, start, (0,))) == items
 
 
 def test_a_call_apart_reports_and_returns_and_raises():
