@@ -15,3 +15,13 @@ class UsageError(UserError):
     """The command line itself is wrong. The commands exit with code 2."""
 
     exit_code = 2
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its kind if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def last_line(text: str) -> str:
+    """The last line that is not blank: where a Python or compiler failure says what it was."""
+    return next((line for line in reversed(text.strip().splitlines()) if line.strip()), "no message")

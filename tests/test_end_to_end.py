@@ -212,6 +212,8 @@ def test_help_fits_on_one_screen():
     [
         (["nonsense"], 2, "invalid choice: 'nonsense'"),
         (["pretrain"], 2, "the following arguments are required: --data"),
+        (["pretrain", "--num-workers", "-1"], 2, "argument --num-workers: must be at least 0, not -1"),
+        (["pretrain", "--seed", "x"], 2, "argument --seed: invalid int value: 'x'"),
         (["evaluate", "--checkpoint", "/nowhere", "--data", "/nowhere"], 1, "--checkpoint /nowhere does not exist"),
         (["export", "--checkpoint", "/tmp", "--output", "x"], 1, "is not a run folder (with run.json), a checkpoint"),
     ],

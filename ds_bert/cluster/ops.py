@@ -14,8 +14,9 @@ from pathlib import Path
 
 import psutil
 
-log = logging.getLogger(__name__)
+from ds_bert.errors import last_line
 
+log = logging.getLogger(__name__)
 
 BUILD = "from deepspeed.accelerator import get_accelerator; get_accelerator().create_op_builder({name!r}).load()"
 
@@ -63,7 +64,7 @@ def build_ops(names: list[str]) -> str | None:
             )
             done = subprocess.run([sys.executable, "-c", BUILD.format(name=name)], capture_output=True, text=True)
             if done.returncode:
-                return _last_line(done.stderr or done.stdout)
+                return last_line(done.stderr or done.stdout)
     return None
 
 
@@ -71,8 +72,7 @@ def remove_stale_lock(lock: Path) -> None:
     """Remove the lock that a killed compilation left behind.
 
     The process that compiles keeps the file open. One that nobody on this machine has open is removed, and named in
-    the log. (On a home folder shared by several hosts another host may hold it: there the two compile one after the
-    other, which torch allows.)
+    the log. A process on another host that shares this folder cannot be seen, and would lose its lock.
     """
     if not lock.exists() or _is_open_somewhere(lock):
         return
@@ -89,10 +89,6 @@ def _is_open_somewhere(path: Path) -> bool:
         except (psutil.Error, OSError):
             continue
     return False
-
-
-def _last_line(text: str) -> str:
-    return next((line for line in reversed(text.strip().splitlines()) if line.strip()), "no message")
 
 
 def use_torch_adam(config: dict) -> None:

@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ds_bert.errors import UserError
+from ds_bert.errors import UserError, first_line
 from ds_bert.modeling.presets import PRESETS
 
 BERT_POSITIONS = 512
@@ -156,7 +156,3 @@ def check_same_tokenizer(name: str, tokenizer: PreTrainedTokenizerBase, *, trust
             f"the weights of {name} were trained with another tokenizer than the data were prepared with; prepare the "
             f"data with it (ds-bert prepare --tokenizer {name}), or train fresh weights (--from-config)"
         )
-
-
-def first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

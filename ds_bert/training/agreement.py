@@ -25,6 +25,15 @@ def gather(value: Result) -> list[Result]:
     return values
 
 
+def first_problem(problems: list[str | None]) -> str | None:
+    """The first of the ranks' problems, with its rank in front unless all have the same; None if nobody has one."""
+    for rank, problem in enumerate(problems):
+        if problem:
+            everywhere = all(other == problem for other in problems)
+            return problem if everywhere else f"rank {rank}: {problem}"
+    return None
+
+
 def together(function: Callable[[], Result]) -> Result:
     """Call `function` on every rank; if it fails on any, fail on all with the same message. A collective call.
 
@@ -42,12 +51,9 @@ def together(function: Callable[[], Result]) -> Result:
         problem = str(error)
     except OSError as error:
         problem = f"{error.filename or 'file system'}: {error.strerror or error}"
-    problems = gather(problem)
-    failed = [rank for rank, text in enumerate(problems) if text is not None]
-    if failed:
-        first = problems[failed[0]]
-        everywhere = all(text == first for text in problems)
-        raise UserError(first if everywhere else f"rank {failed[0]}: {first}")
+    common = first_problem(gather(problem))
+    if common:
+        raise UserError(common)
     return result
 
 

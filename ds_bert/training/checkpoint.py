@@ -23,8 +23,8 @@ from pathlib import Path
 import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
 
-from ds_bert.errors import UserError
-from ds_bert.training.agreement import gather, on_first_rank, rank_and_world, together
+from ds_bert.errors import UserError, first_line, last_line
+from ds_bert.training.agreement import first_problem, gather, on_first_rank, rank_and_world, together
 
 MANIFEST = "ds_bert_checkpoint.json"
 CLIENT_STATE = "ds_bert"
@@ -123,31 +123,27 @@ def choose_checkpoint(run_folder: Path, resume: str) -> Checkpoint | None:
             "another --output folder"
         )
     if found:
-        _warn_once(f"{'; '.join(problems)}; no earlier checkpoint exists, so the run starts from step 0")
+        _warn_on_first_rank(f"{'; '.join(problems)}; no earlier checkpoint exists, so the run starts from step 0")
     return None
 
 
 def _problem_anywhere(checkpoint: Checkpoint) -> str | None:
     """What is wrong with a checkpoint on any rank, or None; the same answer on all. A collective call."""
     rank, world_size = rank_and_world()
-    problems = gather(checkpoint.problem(share=rank, of=world_size))
-    for rank, problem in enumerate(problems):
-        if problem:
-            return problem if all(problems) else f"rank {rank}: {problem}"
-    return None
+    return first_problem(gather(checkpoint.problem(share=rank, of=world_size)))
 
 
 def _report_choice(run_folder: Path, checkpoint: Checkpoint, problems: list[str]) -> None:
     for problem in problems:
-        _warn_once(f"{problem}; using {checkpoint.tag} instead")
+        _warn_on_first_rank(f"{problem}; using {checkpoint.tag} instead")
     latest = run_folder / "latest"
     named = latest.read_text(errors="replace").strip() if latest.is_file() else None
     if named != checkpoint.tag and not problems:
         state = "is missing" if named is None else f"names {named!r}"
-        _warn_once(f"{latest} {state}; the newest whole checkpoint is {checkpoint.tag}, using that")
+        _warn_on_first_rank(f"{latest} {state}; the newest whole checkpoint is {checkpoint.tag}, using that")
 
 
-def _warn_once(message: str) -> None:
+def _warn_on_first_rank(message: str) -> None:
     if rank_and_world()[0] == 0:
         log.warning(message)
 
@@ -212,7 +208,7 @@ def _raise_first(errors: list[Exception]) -> None:
         error = errors[0]
         if isinstance(error, OSError):
             raise error
-        raise UserError(str(error).splitlines()[0])
+        raise UserError(first_line(error))
 
 
 def _checksums(folder: Path) -> dict[str, tuple[int, int]]:
@@ -312,8 +308,7 @@ def convert_to_universal(checkpoint: Checkpoint) -> Path:
             command += ["--output_folder", str(parent / UNIVERSAL / checkpoint.tag)]
             done = subprocess.run(command, capture_output=True, text=True, env=plain)
         if done.returncode:
-            lines = done.stderr.strip().splitlines() or ["no message"]
-            raise UserError(f"{checkpoint.folder}: ds_to_universal failed: {lines[-1]}")
+            raise UserError(f"{checkpoint.folder}: ds_to_universal failed: {last_line(done.stderr)}")
 
     on_first_rank(convert)
     return target

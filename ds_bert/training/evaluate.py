@@ -80,7 +80,7 @@ def evaluate(args: argparse.Namespace) -> dict:
     used = trained.checkpoint.folder if trained.checkpoint else trained.folder
     return {
         **figures,
-        "most_frequent_token_accuracy": most_frequent_token_accuracy(split, evaluator),
+        "most_frequent_token_accuracy": most_frequent_token_accuracy(evaluator),
         "samples": len(split),
         "checkpoint": str(used),
     }

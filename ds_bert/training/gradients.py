@@ -101,7 +101,6 @@ class GradientGuard:
             self.skipped_in_a_row = 0
             self._any_step_succeeded = True
             return
-        self._norm = math.inf
         dynamic = engine.fp16_enabled() and engine.dynamic_loss_scale()
         if dynamic and self._scale_exhausted:
             raise UserError(
@@ -122,7 +121,7 @@ class GradientGuard:
         """`grad_norm_before_clip` and `grad_norm_after_clip` of the last step.
 
         Before: the norm of the gradient averaged over all ranks and micro-steps, unscaled. After: as the optimizer got
-        it, the smaller of that and `gradient_clipping`. Both are infinite for a skipped step.
+        it, the smaller of that and `gradient_clipping`. Neither is finite for a skipped step.
         """
         norm = self._norm if self._norm is not None else float(self.engine.get_global_grad_norm())
         maximum = self.engine.gradient_clipping()

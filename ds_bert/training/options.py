@@ -1,20 +1,24 @@
 """The options of a pretraining run: the same for `ds-bert pretrain` and for the program each rank runs."""
 
 import argparse
+from collections.abc import Callable
 
 
-def positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
-    return value
+def _at_least(minimum: int) -> Callable[[str], int]:
+    """An argparse type: whole numbers from `minimum` on."""
+
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"must be at least {minimum}, not {value}")
+        return value
+
+    parse.__name__ = "int"  # argparse says "invalid int value"
+    return parse
 
 
-def not_negative_int(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, not {value}")
-    return value
+positive_int = _at_least(1)
+not_negative_int = _at_least(0)
 
 
 def add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +66,7 @@ def add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--num-workers",
-        type=int,
+        type=not_negative_int,
         default=0,
         metavar="N",
         help="processes a rank that mask ahead (default: 0, none)",

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from ds_bert.config import SECTION, DsBertConfig, read_json
-from ds_bert.errors import UserError
+from ds_bert.errors import UserError, first_line
 from ds_bert.modeling import build_model, has_weights
 from ds_bert.training.checkpoint import TAG, Checkpoint, list_checkpoints, without_wildcards
 from ds_bert.training.setup import RUN_FILE
@@ -87,7 +87,7 @@ class TrainedModel:
         try:
             model.load_state_dict(states)
         except RuntimeError as error:
-            raise UserError(f"{self.checkpoint.folder}: {str(error).splitlines()[0]}") from None
+            raise UserError(f"{self.checkpoint.folder}: {first_line(error)}") from None
         return model
 
 
@@ -104,7 +104,7 @@ def find_trained_model(path: str, *, trust_remote_code: bool = False) -> Trained
     folder = Path(path)
     if (folder / RUN_FILE).is_file():
         found = list_checkpoints(folder)
-        whole = next((checkpoint for checkpoint in found if checkpoint.problem() is None), None)
+        whole = _newest_whole(found)
         if whole is None:
             raise UserError(f"--checkpoint {folder}: the run has no whole checkpoint" + _problems(found))
         return TrainedModel(folder, whole, trust_remote_code)
@@ -115,14 +115,19 @@ def find_trained_model(path: str, *, trust_remote_code: bool = False) -> Trained
         problem = chosen.problem() if chosen else f"{folder} does not exist"
         if problem is None:
             return TrainedModel(run_folder, chosen, trust_remote_code)
-        whole = next((checkpoint.tag for checkpoint in found if checkpoint.problem() is None), "none")
-        raise UserError(f"--checkpoint: {problem}; the newest whole checkpoint of the run is: {whole}")
+        whole = _newest_whole(found)
+        tag = whole.tag if whole else "none"
+        raise UserError(f"--checkpoint: {problem}; the newest whole checkpoint of the run is: {tag}")
     if (folder / "config.json").is_file() and has_weights(str(folder)):
         return TrainedModel(folder, None, trust_remote_code)
     state = "is not" if folder.exists() else "does not exist; give"
     raise UserError(
         f"--checkpoint {folder} {state} a run folder (with {RUN_FILE}), a checkpoint in one, or a Hugging Face folder"
     )
+
+
+def _newest_whole(found: list[Checkpoint]) -> Checkpoint | None:
+    return next((checkpoint for checkpoint in found if checkpoint.problem() is None), None)
 
 
 def _problems(found: list[Checkpoint]) -> str:
