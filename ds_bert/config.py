@@ -8,9 +8,9 @@ import copy
 import difflib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ds_bert.errors import UserError
 
@@ -23,6 +23,9 @@ PEAK_KEYS = {"WarmupLR": "warmup_max_lr", "WarmupDecayLR": "warmup_max_lr", "One
 
 # Where Hugging Face's own default for an "auto" equals DeepSpeed's, so that leaving the key out means the same.
 SAME_DEFAULTS = {"optimizer.params.betas", "optimizer.params.eps"}
+
+
+Values = TypeVar("Values", bound="Section")
 
 
 class Section(BaseModel):
@@ -39,8 +42,54 @@ class MaskingConfig(Section):
     """What is masked as a whole."""
 
 
+class SamplingConfig(Section):
+    """Which samples make a batch (docs/sampling.md)."""
+
+    strategy: Literal["random", "local_sort", "stratified", "balanced"] = "balanced"
+    """How batches are filled."""
+
+    cost_model: str = "flops"
+    """What a sample of n tokens costs: "tokens" (n), "flops" (n + n^2 / (6 hidden size)), or a file that
+    `ds-bert balance --measure` wrote."""
+
+    window: int = Field(32, ge=1)
+    """Micro-steps that `local_sort` sorts together."""
+
+    window_scope: Literal["rank", "world"] = "rank"
+    """Whether `local_sort` sorts each rank's part of a window by itself or all together."""
+
+    edges: tuple[Annotated[int, Field(ge=1)], ...] = (128, 256, 384, 512)
+    """Tokens at which the strata of `stratified` end, rising; longer samples make one more."""
+
+    strata: int | None = Field(None, ge=1)
+    """Number of strata that hold equally many samples, in place of `edges`."""
+
+    equal_counts: bool = True
+    """false: `balanced` gives the micro-batches different numbers of samples for more equal work."""
+
+    max_tokens_per_micro_batch: int | None = Field(None, ge=1)
+    """`balanced` fills micro-batches up to so many tokens, whatever number of samples that is."""
+
+    carry_over: bool = False
+    """Samples that do not fill an epoch's last global batch come first in the next epoch; else they are dropped."""
+
+    @model_validator(mode="after")
+    def _keys_that_belong_together(self) -> "SamplingConfig":
+        if list(self.edges) != sorted(set(self.edges)) or not self.edges:
+            raise ValueError(f"edges: must be rising, not {list(self.edges)}")
+        if {"edges", "strata"} <= self.model_fields_set and self.strata is not None:
+            raise ValueError("edges and strata: give one of them")
+        free = "max_tokens_per_micro_batch" if self.max_tokens_per_micro_batch else "equal_counts: false"
+        if self.strategy != "balanced" and (self.max_tokens_per_micro_batch or not self.equal_counts):
+            raise ValueError(f"{free}: only the strategy 'balanced' can do that, not {self.strategy!r}")
+        return self
+
+
 class DsBertConfig(Section):
     """The section "ds_bert" of a DeepSpeed configuration."""
+
+    sampling: SamplingConfig = SamplingConfig()
+    """Which samples make a batch."""
 
     masking: MaskingConfig = MaskingConfig()
     """Masked-language modelling."""
@@ -82,22 +131,41 @@ def parse_section(config: dict, source: str = "") -> DsBertConfig:
     Raises:
         UserError: an unknown key (with its path and the nearest valid one) or a value out of range.
     """
+    return checked(DsBertConfig, config.get(SECTION, {}), SECTION, source)
+
+
+def checked(model: type[Values], values: Any, path: str, source: str = "") -> Values:
+    """Values from a user, checked.
+
+    Args:
+        model: what they must be.
+        values: a dictionary.
+        path: where they stand in the configuration, put in front of an error.
+        source: the file's name, likewise.
+
+    Raises:
+        UserError: an unknown key (with its path and the nearest valid one) or a value out of range; all of them.
+    """
     try:
-        return DsBertConfig.model_validate(config.get(SECTION, {}))
+        return model.model_validate(values)
     except ValidationError as invalid:
-        problems = [_problem(details) for details in invalid.errors()]
+        problems = [_problem(model, details, path) for details in invalid.errors()]
     raise UserError((f"{source}: " if source else "") + "; ".join(problems))
 
 
-def _problem(details: dict) -> str:
+def _problem(model: Any, details: dict, path: str) -> str:
     """One pydantic error in the words of this project: path, what was given, what is valid."""
-    path = ".".join([SECTION, *map(str, details["loc"])])
+    where = ".".join([path, *map(str, details["loc"])])
+    if details["type"] == "value_error":
+        return f"{where}.{details['ctx']['error']}"
+    if details["type"] == "literal_error" and isinstance(details["input"], str):
+        valid = [word.strip("'") for word in details["ctx"]["expected"].replace(" or ", ", ").split(", ")]
+        return f"{where}: {details['input']!r} is not valid{did_you_mean(details['input'], valid)}"
     if details["type"] != "extra_forbidden":
-        return f"{path}: {details['msg']} (given: {details['input']!r})"
-    model: Any = DsBertConfig
+        return f"{where}: {details['msg']} (given: {details['input']!r})"
     for name in details["loc"][:-1]:
         model = model.model_fields[name].annotation
-    return f"{path}: unknown key{did_you_mean(str(details['loc'][-1]), list(model.model_fields))}"
+    return f"{where}: unknown key{did_you_mean(str(details['loc'][-1]), list(model.model_fields))}"
 
 
 def did_you_mean(word: str, valid: list[str]) -> str:

@@ -6,7 +6,12 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# Time is measured in benchmarks/, never asserted in tests.
+hypothesis.settings.register_profile("ds_bert", deadline=None)
+hypothesis.settings.load_profile("ds_bert")
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -44,11 +44,11 @@ def train(args: argparse.Namespace, crash_at: int | None = None) -> dict:
     original = loop.Trainer._evaluate_and_save
     seen: dict = {"error": None}
 
-    def watched(trainer, steps_consumed: int) -> None:
+    def watched(trainer, micro_steps_consumed: int) -> None:
         seen["trainer"] = trainer
         if trainer.engine.global_steps == crash_at:
             raise CrashError
-        original(trainer, steps_consumed)
+        original(trainer, micro_steps_consumed)
 
     loop.Trainer._evaluate_and_save = watched
     try:

@@ -25,19 +25,29 @@ def test_the_keys_of_the_section_are_these():
         for name, field in configuration.DsBertConfig.model_fields.items()
         for inner in field.annotation.model_fields
     }
-    assert keys == {"masking.probability", "masking.unit"}
+    sampling = (
+        "strategy", "cost_model", "window", "window_scope", "edges", "strata", "equal_counts",
+        "max_tokens_per_micro_batch", "carry_over",
+    )  # fmt: skip
+    assert keys == {"masking.probability", "masking.unit", *(f"sampling.{key}" for key in sampling)}
 
 
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"maskin": {}}, "ds_bert.maskin: unknown key; did you mean 'masking'? (valid: masking)"),
+        ({"maskin": {}}, "ds_bert.maskin: unknown key; did you mean 'masking'? (valid: sampling, masking)"),
         (
             {"masking": {"probabilty": 0.1}},
             "ds_bert.masking.probabilty: unknown key; did you mean 'probability'? (valid: probability, unit)",
         ),
         ({"masking": {"probability": 1.5}}, "ds_bert.masking.probability: Input should be less than 1 (given: 1.5)"),
-        ({"masking": {"unit": "char"}}, "ds_bert.masking.unit: Input should be 'token' (given: 'char')"),
+        ({"masking": {"unit": "char"}}, "ds_bert.masking.unit: 'char' is not valid; (valid: token)"),
+        (
+            {"sampling": {"strategy": "balancd"}},
+            "ds_bert.sampling.strategy: 'balancd' is not valid; did you mean 'balanced'? (valid: random, local_sort, "
+            "stratified, balanced)",
+        ),
+        ({"sampling": {"edges": [2, 1]}}, "ds_bert.sampling.edges: must be rising, not [2, 1]"),
         ({"masking": {"xyz": 1}}, "ds_bert.masking.xyz: unknown key; (valid: probability, unit)"),
     ],
 )

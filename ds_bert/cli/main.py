@@ -10,6 +10,7 @@ from ds_bert.errors import UserError
 # name -> (module, what it does). Modules are imported when their command runs: torch alone takes seconds to load.
 COMMANDS = {
     "prepare": ("ds_bert.cli.prepare", "raw text -> tokenized samples on disk"),
+    "balance": ("ds_bert.cli.balance", "lengths -> how evenly each sampling strategy loads a cluster's ranks"),
     "pretrain": (
         "ds_bert.cli.pretrain",
         "prepared data -> trained checkpoints (starts the deepspeed launcher)",
@@ -21,6 +22,7 @@ COMMANDS = {
 OVERVIEW = """\
 the road from text to a model:
   ds-bert prepare  --input corpus.txt --output data/ --vocab-size 30000
+  ds-bert balance  --data data/ --world-size 64 --micro-batch-size 16        # optional: for a cluster you plan
   ds-bert pretrain --data data/ --output run/ --model small \\
                    --deepspeed_config ds_configs/cpu_quickstart.json --num-procs 2 --max-steps 1000
   ds-bert evaluate --checkpoint run/ --data data/

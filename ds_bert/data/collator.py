@@ -34,7 +34,8 @@ class MaskedLMDataset(torch.utils.data.Dataset):
         return len(self.split)
 
     def __getitem__(self, index: int) -> MaskedSample:
-        return self.masker(self.split[index], epoch=self.epoch, sample=index)
+        # An index carried over from the epoch before keeps that epoch's masks (sampling.CarriedIndex).
+        return self.masker(self.split[index], epoch=getattr(index, "epoch", self.epoch), sample=int(index))
 
 
 class MaskedBatch(NamedTuple):

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ds_bert.data.tokenizer import special_token_ids
 
-# Streams of random numbers that share a seed (see sampling.random_batches.ORDER_STREAM).
+# Streams of random numbers that share a seed (see sampling.epoch.ORDER_STREAM).
 TRAINING_MASKS = 2
 EVALUATION_MASKS = 3
 

@@ -1,6 +1,7 @@
 """Hugging Face encoders as they are: building them, their limits, and the head on masked positions only."""
 
 from ds_bert.modeling.build import (
+    architecture,
     build_model,
     check_same_tokenizer,
     check_tokenizer_and_lengths,
@@ -13,6 +14,7 @@ from ds_bert.modeling.presets import PRESETS
 __all__ = [
     "PRESETS",
     "MaskedPositionHead",
+    "architecture",
     "build_model",
     "check_same_tokenizer",
     "check_tokenizer_and_lengths",

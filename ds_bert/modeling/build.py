@@ -36,16 +36,29 @@ def load_config(
     Raises:
         UserError: there is no such model.
     """
+    return architecture(
+        name,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=max(BERT_POSITIONS, max_length),
+        pad_token_id=tokenizer.pad_token_id or 0,
+        trust_remote_code=trust_remote_code,
+    )
+
+
+def architecture(name: str, *, trust_remote_code: bool = False, **bert_options: int) -> PretrainedConfig:
+    """A preset's architecture, with these options of `BertConfig`, or that of a Hugging Face name or folder as it is.
+
+    Raises:
+        UserError: there is no such model.
+    """
     if name in PRESETS:
         layers, hidden, heads = PRESETS[name]
         return BertConfig(
-            vocab_size=len(tokenizer),
             num_hidden_layers=layers,
             hidden_size=hidden,
             num_attention_heads=heads,
             intermediate_size=4 * hidden,
-            max_position_embeddings=max(BERT_POSITIONS, max_length),
-            pad_token_id=tokenizer.pad_token_id or 0,
+            **bert_options,
         )
     try:
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)

@@ -15,12 +15,13 @@ from ds_bert.data.collator import MaskedBatch, MaskedLMDataset, PaddingCollator
 from ds_bert.data.masking import TokenMasker
 from ds_bert.modeling import MaskedPositionHead, masked_lm_loss
 from ds_bert.training.checkpoint import save_checkpoint
+from ds_bert.training.clock import RankClock
 from ds_bert.training.evaluation import Evaluator
 from ds_bert.training.gradients import GradientGuard
 from ds_bert.training.metrics import MetricsLog
 from ds_bert.training.setup import RunSetup, make_sampler
 
-# A stream of random numbers that shares the run's seed (see sampling.random_batches.ORDER_STREAM).
+# A stream of random numbers that shares the run's seed (see sampling.epoch.ORDER_STREAM).
 DROPOUT_STREAM = 4
 
 
@@ -62,10 +63,18 @@ class Trainer:
         self.dataset = MaskedLMDataset(setup.data.train, masker)
         self.collate = PaddingCollator(setup.tokenizer.pad_token_id or 0)
         self.sampler = make_sampler(
-            setup.ds_config, len(self.dataset), world_size=self.world_size, rank=self.rank, seed=seed
+            setup.ds_config,
+            setup.section,
+            setup.data,
+            setup.model_config,
+            world_size=self.world_size,
+            rank=self.rank,
+            seed=seed,
         )
+        self.samples = 0
         if client_state:
             self.sampler.load_state_dict(client_state["sampler"])
+            self.samples = client_state["samples"]
         self.evaluator = None
         if setup.data.validation:
             self.evaluator = Evaluator(
@@ -75,6 +84,7 @@ class Trainer:
                 micro_batch_size=engine.train_micro_batch_size_per_gpu(),
             )
         self.guard = GradientGuard(engine)
+        self.clock = RankClock(engine)
         self.progress = tqdm(
             total=setup.total_steps,
             initial=engine.global_steps,
@@ -106,7 +116,8 @@ class Trainer:
         micro_batches = iter(loader)
         for epoch_step in range(self.sampler.start_step, self.sampler.steps_per_epoch):
             self._train_step(micro_batches, self.sampler.global_batch(epoch_step))
-            self._evaluate_and_save(steps_consumed=epoch_step + 1)
+            steps_consumed = epoch_step + 1 - self.sampler.start_step
+            self._evaluate_and_save(micro_steps_consumed=steps_consumed * self.accumulation_steps)
             if self.engine.global_steps >= self.setup.total_steps:
                 return
 
@@ -116,6 +127,7 @@ class Trainer:
         # DeepSpeed divides by the accumulation steps and averages over the ranks; this undoes both, so that the
         # gradient is that of the mean over all masked tokens of the global batch (docs/loss.md).
         loss_factor = self.world_size * self.accumulation_steps / masked_tokens
+        self.clock.start()
         sums = StepSums(loss=torch.zeros((), dtype=torch.float64, device=engine.device))
         for micro_step in range(self.accumulation_steps):
             waiting_since = time.perf_counter()
@@ -132,6 +144,7 @@ class Trainer:
                 self.guard.before_step()
                 learning_rate = engine.get_lr()[0]
             engine.step()
+        self.samples += len(global_batch)
         self._log_step(sums, masked_tokens, learning_rate)
         self.guard.after_step()
 
@@ -142,25 +155,29 @@ class Trainer:
 
     def _log_step(self, sums: StepSums, masked_tokens: int, learning_rate: float) -> None:
         engine = self.engine
-        shared = torch.tensor([sums.real_tokens, sums.padded_tokens, sums.data_wait_s], dtype=torch.float64)
-        totals = torch.cat([sums.loss.view(1), shared.to(engine.device)])
-        dist.all_reduce(totals)
-        loss, real_tokens, padded_tokens, data_wait_s = totals.tolist()
+        here = [sums.real_tokens, sums.padded_tokens, sums.data_wait_s, self.clock.seconds()]
+        mine = torch.cat([sums.loss.view(1), torch.tensor(here, dtype=torch.float64).to(engine.device)])
+        ranks = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(ranks, mine)
+        losses, real_tokens, padded_tokens, data_wait_s, rank_seconds = torch.stack(ranks).cpu().numpy().T
         norm_before, norm_after = self.guard.norms()
         if self.rank != 0:
             return
         seconds = time.perf_counter() - sums.started
-        loss /= masked_tokens
+        loss = losses.sum() / masked_tokens
         line = {
             "step": engine.global_steps,
             "loss": loss,
             "grad_norm_before_clip": norm_before,
             "grad_norm_after_clip": norm_after,
             "learning_rate": learning_rate,
-            "samples": engine.global_samples,
-            "real_tokens_per_s": real_tokens / seconds,
-            "padded_tokens_per_s": padded_tokens / seconds,
-            "data_wait_s": data_wait_s / self.world_size,
+            "samples": self.samples,
+            "real_tokens_per_s": real_tokens.sum() / seconds,
+            "padded_tokens_per_s": padded_tokens.sum() / seconds,
+            "data_wait_s": data_wait_s.mean(),
+            "rank_tokens_max_over_mean": padded_tokens.max() / padded_tokens.mean(),
+            "rank_seconds_max_over_mean": rank_seconds.max() / rank_seconds.mean(),
+            "slowest_rank": int(rank_seconds.argmax()),
             "skipped_steps": engine.skipped_steps,
         }
         self.metrics.write(line)
@@ -170,10 +187,10 @@ class Trainer:
 
     def _feed_monitor(self, values: dict[str, float]) -> None:
         if self.engine.monitor.enabled:
-            samples = self.engine.global_samples
-            self.engine.monitor.write_events([(f"Train/Samples/{key}", v, samples) for key, v in values.items()])
+            events = [(f"Train/Samples/{key}", value, self.samples) for key, value in values.items()]
+            self.engine.monitor.write_events(events)
 
-    def _evaluate_and_save(self, steps_consumed: int) -> None:
+    def _evaluate_and_save(self, micro_steps_consumed: int) -> None:
         args, step = self.setup.args, self.engine.global_steps
         last = step >= self.setup.total_steps
 
@@ -184,12 +201,13 @@ class Trainer:
         if self.evaluator and due(args.eval_interval):
             figures = self.evaluator(self.engine, self.head, self.engine.device)
             if self.rank == 0:
-                self.metrics.write({"step": step, "samples": self.engine.global_samples, **figures})
+                self.metrics.write({"step": step, "samples": self.samples, **figures})
                 self._feed_monitor(figures)
                 self.progress.write(
                     f"step {step}: held-out loss {figures['eval_loss']:.4f}, masked accuracy "
                     f"{figures['eval_accuracy']:.4f}"
                 )
         if due(args.save_interval):
-            state = {"version": 1, "sampler": self.sampler.state_dict(steps_consumed)}
+            position = self.sampler.state_dict(micro_steps_consumed)
+            state = {"version": 1, "sampler": position, "samples": self.samples}
             save_checkpoint(self.engine, self.setup.run_folder, state, keep_last=args.keep_last)

@@ -12,12 +12,15 @@ from ds_bert import config as configuration
 from ds_bert.data.prepared import PreparedData
 from ds_bert.errors import UserError
 from ds_bert.modeling import check_tokenizer_and_lengths, has_weights, load_config
-from ds_bert.sampling import RandomBatchSampler
+from ds_bert.sampling import LengthBalancedBatchSampler
 from ds_bert.training.checkpoint import TAG, write_atomically
 
 RUN_FILE = "run.json"
 
 SCHEDULE_LENGTH = "scheduler.params.total_num_steps"
+
+# For the cost model, of a model that does not tell its own.
+DEFAULT_HIDDEN_SIZE = 768
 
 # Keys of the DeepSpeed configuration that change the numbers of a run, so that a resumed run must not change them.
 DECISIVE_KEYS = (
@@ -95,7 +98,7 @@ def set_up_run(args: argparse.Namespace, world_size: int) -> RunSetup:
         trust_remote_code=args.trust_remote_code,
     )
     try:
-        sampler = make_sampler(raw, len(data.train), world_size=world_size, rank=0, seed=args.seed)
+        sampler = make_sampler(raw, section, data, model_config, world_size=world_size, rank=0, seed=args.seed)
         total_steps = args.max_steps or args.epochs * sampler.steps_per_epoch
         ds_config = configuration.resolve(
             raw, world_size=world_size, total_steps=total_steps, hidden_size=getattr(model_config, "hidden_size", None)
@@ -108,20 +111,31 @@ def set_up_run(args: argparse.Namespace, world_size: int) -> RunSetup:
     return setup
 
 
-def make_sampler(ds_config: dict, num_samples: int, *, world_size: int, rank: int, seed: int) -> RandomBatchSampler:
-    """The sampler of one rank, for the batch sizes of a DeepSpeed configuration.
+def make_sampler(
+    ds_config: dict,
+    section: configuration.DsBertConfig,
+    data: PreparedData,
+    model_config: PretrainedConfig,
+    *,
+    world_size: int,
+    rank: int,
+    seed: int,
+) -> LengthBalancedBatchSampler:
+    """The sampler of one rank, for the batch sizes and the section of a DeepSpeed configuration.
 
     Raises:
-        UserError: batch sizes that do not divide, or data of less than one global batch.
+        UserError: batch sizes that do not divide, a key the sampler refuses, or data of less than one global batch.
     """
     _, micro_batch_size, accumulation_steps = configuration.resolve_batch_sizes(ds_config, world_size)
-    return RandomBatchSampler(
-        num_samples,
+    return LengthBalancedBatchSampler(
+        data.train.lengths,
         micro_batch_size=micro_batch_size,
         gradient_accumulation_steps=accumulation_steps,
         world_size=world_size,
         rank=rank,
         seed=seed,
+        hidden_size=getattr(model_config, "hidden_size", DEFAULT_HIDDEN_SIZE),
+        **section.sampling.model_dump(exclude_unset=True),
     )
 
 

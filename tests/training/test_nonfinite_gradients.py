@@ -32,12 +32,12 @@ def train_with_bad_steps(args, bad_steps: set[int], value: float) -> dict:
 
         parameter.register_hook(spoil)
 
-    def after(trainer, steps_consumed: int) -> None:
+    def after(trainer, micro_steps_consumed: int) -> None:
         engine = trainer.engine
         weights = torch.cat([p.detach().float().flatten() for p in engine.module.parameters()])
         scaler = getattr(engine.optimizer, "loss_scale_config", None) or getattr(engine.optimizer, "loss_scaler", None)
         states.append((weights, optimizer_tensors(engine), engine.get_lr()[0], getattr(scaler, "cur_scale", 1)))
-        original_after(trainer, steps_consumed)
+        original_after(trainer, micro_steps_consumed)
 
     gradients.GradientGuard.__init__ = init
     loop.Trainer._evaluate_and_save = after

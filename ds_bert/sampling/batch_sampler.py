@@ -1,0 +1,338 @@
+"""The batch sampler: which samples a rank trains on at each micro-step, and a position that can be saved."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ds_bert.config import SamplingConfig, checked
+from ds_bert.errors import UserError
+from ds_bert.sampling.cost import cost_table, cost_units
+from ds_bert.sampling.epoch import DrawnEpoch
+from ds_bert.sampling.plan import BatchSizes, Lengths, StepPlan, Strategy
+from ds_bert.sampling.strategies import STRATEGIES
+
+STATE_VERSION = 2
+
+# Steps kept, so that who iterates and who asks for a global batch some steps behind share the work.
+STEPS_KEPT = 16
+
+NOTHING = np.empty(0, dtype=np.int32)
+
+
+class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
+    """Batches of sample indices for one rank, for `torch.utils.data.DataLoader(batch_sampler=...)`.
+
+    One list a micro-step. Over all ranks an epoch yields every sample once, except what does not fill the last global
+    batch: a random choice, dropped (`num_dropped`) or, with `carry_over`, yielded first in the next epoch. All ranks
+    have the same number of micro-steps. Everything is a pure function of (seed, epoch, position), so nothing is
+    communicated, except that the first iteration compares the ranks if a process group of `world_size` ranks exists.
+
+    Example:
+        >>> sampler = LengthBalancedBatchSampler(
+        ...     [5, 3, 8, 2], micro_batch_size=1, gradient_accumulation_steps=1, world_size=2, rank=0)
+        >>> len(sampler)
+        2
+
+    Args:
+        lengths: (n,) tokens of each sample, at least 1: array, memory map, tensor or list of integers.
+        micro_batch_size: samples a rank and micro-step (with free counts: the mean).
+        gradient_accumulation_steps: micro-steps an optimizer step.
+        world_size: number of ranks.
+        rank: this rank.
+        strategy: "random", "local_sort", "stratified" or "balanced" (docs/sampling.md).
+        seed: of the order.
+        cost_model: "tokens", "flops", or a file from `ds-bert balance --measure`.
+        hidden_size: of the model, for "flops".
+        packed: whether micro-batches run without padding; with accumulation `balanced` then mixes lengths in each.
+        options: `window`, `window_scope`, `edges`, `strata`, `equal_counts`, `max_tokens_per_micro_batch`,
+            `carry_over`, as in `ds_bert.config.SamplingConfig`, with its defaults.
+
+    Raises:
+        UserError: a bad value, or data of less than one global batch.
+    """
+
+    drop_last = True
+
+    def __init__(
+        self,
+        lengths: np.ndarray | torch.Tensor | Sequence[int],
+        *,
+        micro_batch_size: int,
+        gradient_accumulation_steps: int,
+        world_size: int,
+        rank: int,
+        strategy: str = "balanced",
+        seed: int = 0,
+        cost_model: str = "flops",
+        hidden_size: int = 768,
+        packed: bool = False,
+        **options: Any,
+    ) -> None:
+        self.sizes = BatchSizes(micro_batch_size, gradient_accumulation_steps, world_size)
+        for name, value in {**vars(self.sizes), "hidden_size": hidden_size}.items():
+            _check_at_least(1, name, value)
+        for name, value in {"rank": rank, "seed": seed}.items():
+            _check_at_least(0, name, value)
+        if rank >= world_size:
+            raise UserError(f"rank: must be below the world size of {world_size}, not {rank}")
+        self.options = checked(
+            SamplingConfig, {"strategy": strategy, "cost_model": cost_model, **options}, "ds_bert.sampling"
+        )
+        self.rank, self.seed, self.packed, self.hidden_size = rank, seed, packed, hidden_size
+        of_sample = as_lengths(lengths)
+        table = cost_table(self.options.cost_model, int(of_sample.max()), hidden_size=hidden_size)
+        self.lengths = Lengths(of_sample, cost_units(table))
+        self.num_samples = len(of_sample)
+        self._ranks_compared = False
+        self._begin(0, NOTHING)
+        if not self._has_one_step():
+            raise UserError(
+                f"the data hold {self.num_samples} samples, less than one global batch of "
+                f"{self.sizes.global_batch_size} (micro-batch {micro_batch_size} x accumulation "
+                f"{gradient_accumulation_steps} x world size {world_size}); lower train_batch_size or prepare more text"
+            )
+
+    @property
+    def batch_size(self) -> int:
+        """Samples a micro-batch (with free counts: the mean)."""
+        return self.sizes.micro_batch_size
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples an optimizer step (with a token budget steps hold different numbers)."""
+        return self.sizes.global_batch_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of the current epoch, or, after a change of sizes within it, of the rest."""
+        return self._plan().num_steps
+
+    @property
+    def num_dropped(self) -> int:
+        """Samples that the current epoch leaves out (with `carry_over`: to the next)."""
+        return len(self._plan().order) - self._plan().num_used
+
+    @property
+    def start_step(self) -> int:
+        """The optimizer step at which iteration begins: 0 unless a state was loaded."""
+        return self._start // self.sizes.gradient_accumulation_steps
+
+    def __len__(self) -> int:
+        """Micro-steps that iteration yields, the same on every rank."""
+        return self.steps_per_epoch * self.sizes.gradient_accumulation_steps - self._start
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.compare_ranks()
+        self._yielded = 0
+        accumulation, drawn = self.sizes.gradient_accumulation_steps, self._drawn()
+        while self._plan().has_step((self._start + self._yielded) // accumulation):
+            step, micro_step = divmod(self._start + self._yielded, accumulation)
+            self._yielded += 1
+            yield drawn.indices(self._step(step).micro_batch(micro_step * self.sizes.world_size + self.rank))
+
+    def step_plan(self, step: int) -> StepPlan:
+        """Optimizer step `step` of the current epoch, dealt to all ranks."""
+        return self._step(step)._replace(samples=self.global_batch(step))
+
+    def global_batch(self, step: int) -> np.ndarray:
+        """The samples of optimizer step `step` of the current epoch, over all ranks: (samples,) integers."""
+        return self._drawn().samples(self._step(step).samples)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start `epoch` at its first sample; the epoch that was loaded goes on where it was."""
+        _check_at_least(0, "epoch", epoch)
+        if epoch != self.epoch:
+            self._begin(epoch, self._carried_into(epoch))
+
+    def state_dict(self, micro_steps_consumed: int | None = None) -> dict:
+        """The position as plain values, the same on every rank.
+
+        Args:
+            micro_steps_consumed: micro-steps the trainer has done since the state was loaded or the epoch started.
+                Without it what was yielded counts, which with prefetching workers runs ahead of the training.
+
+        Raises:
+            UserError: more than the epoch has.
+        """
+        done = self._yielded if micro_steps_consumed is None else micro_steps_consumed
+        if not 0 <= done <= len(self):
+            raise UserError(f"micro_steps_consumed: must be from 0 to the {len(self)} that were left, not {done}")
+        step, micro_step = divmod(self._start + done, self.sizes.gradient_accumulation_steps)
+        here = {**vars(self.sizes), "steps": step, "samples_consumed": self._plan().samples_before(step)}
+        return {
+            "version": STATE_VERSION,
+            "epoch": self.epoch,
+            "segments": [*self._segments, here],
+            "micro_step": micro_step,
+            "carried": self._carried.tolist(),
+            "identity": self._identity(),
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on at a saved position: at the same micro-step with the same sizes, at an optimizer step with any.
+
+        Raises:
+            UserError: the state belongs to other data or settings, or stands inside an optimizer step of other sizes.
+        """
+        if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
+            raise UserError(f"the saved data position is not of version {STATE_VERSION}; it comes from elsewhere")
+        mine = self._identity()
+        differing = [key for key in mine if state["identity"].get(key) != mine[key]]
+        if differing:
+            raise UserError(
+                "the saved data position belongs to other data or settings: "
+                + "; ".join(f"{key}: {state['identity'].get(key)!r} there, {mine[key]!r} here" for key in differing)
+            )
+        *earlier, last = state["segments"]
+        same = all(last[name] == value for name, value in vars(self.sizes).items())
+        if state["micro_step"] and not same:
+            raise UserError(
+                f"the saved data position stands after {state['micro_step']} of the "
+                f"{last['gradient_accumulation_steps']} micro-steps of an optimizer step; elsewhere than at the end of "
+                "a step the sizes cannot change: keep "
+                + ", ".join(f"{name} {last[name]} (here {value})" for name, value in vars(self.sizes).items())
+            )
+        self._begin(state["epoch"], np.array(state["carried"], dtype=np.int32))
+        self._segments = earlier if same else [*earlier, last]
+        self._start = last["steps"] * self.sizes.gradient_accumulation_steps + state["micro_step"] if same else 0
+
+    def compare_ranks(self, group: dist.ProcessGroup | None = None) -> None:
+        """Stop if the ranks have different lengths, settings or positions, or two are the same rank.
+
+        Iteration does this by itself, once. A collective call; without a process group of `world_size` ranks it does
+        nothing.
+
+        Raises:
+            UserError: the same on all ranks; names what differs.
+        """
+        if self._ranks_compared or not dist.is_initialized() or dist.get_world_size(group) != self.sizes.world_size:
+            return
+        mine = {**self._identity(), **vars(self.sizes), "epoch": self.epoch, "start": self._start}
+        theirs: list[Any] = [None] * self.sizes.world_size
+        dist.all_gather_object(theirs, (self.rank, mine), group=group)
+        for key, value in theirs[0][1].items():
+            for number, (_, other) in enumerate(theirs):
+                if other[key] != value:
+                    raise UserError(
+                        f"the ranks' samplers differ in {key}: {value!r} on rank 0, {other[key]!r} on rank {number}; "
+                        "give every rank the same lengths and settings"
+                    )
+        if sorted(rank for rank, _ in theirs) != list(range(self.sizes.world_size)):
+            raise UserError(f"the samplers of the ranks were made for the ranks {[rank for rank, _ in theirs]}")
+        self._ranks_compared = True
+
+    def _identity(self) -> dict:
+        """What the order of the samples follows from, besides the sizes."""
+        return {
+            "num_samples": self.num_samples,
+            "lengths": _digest(self.lengths.of_sample),
+            "costs": _digest(self.lengths.cost_units),
+            "seed": self.seed,
+            "packed": self.packed,
+            **self.options.model_dump(mode="json", exclude={"cost_model"}),
+        }
+
+    def _begin(self, epoch: int, carried: np.ndarray) -> None:
+        self.epoch, self._carried = epoch, carried
+        self._segments: list[dict] = []
+        self._start = self._yielded = 0
+        self._cached: tuple[DrawnEpoch, Strategy] | None = None
+        self._steps: OrderedDict[int, StepPlan] = OrderedDict()
+
+    def _drawn(self) -> DrawnEpoch:
+        return self._planned()[0]
+
+    def _plan(self) -> Strategy:
+        return self._planned()[1]
+
+    def _planned(self) -> tuple[DrawnEpoch, Strategy]:
+        """The epoch and the plan of what is left of it after all changes of sizes; made when first needed."""
+        if self._cached is None:
+            drawn = DrawnEpoch(self.epoch, self.lengths, self.seed, self._carried)
+            order = drawn.order
+            for segment in self._segments:
+                sizes = BatchSizes(*(segment[name] for name in vars(self.sizes)))
+                order = self._make_plan(drawn, order, sizes).order_after(segment["steps"], segment["samples_consumed"])
+            self._cached = drawn, self._make_plan(drawn, order, self.sizes)
+        return self._cached
+
+    def _make_plan(self, drawn: DrawnEpoch, order: np.ndarray, sizes: BatchSizes) -> Strategy:
+        return STRATEGIES[self.options.strategy](
+            order,
+            lengths=drawn.lengths,
+            sizes=sizes,
+            options=self.options,
+            packed=self.packed,
+            key=(self.seed, drawn.number),
+        )
+
+    def _step(self, step: int) -> StepPlan:
+        """Step `step` in the epoch's own numbers.
+
+        Raises:
+            IndexError: there is no such step.
+        """
+        if step < 0 or not self._plan().has_step(step):
+            raise IndexError(f"step {step}: the epoch has {self.steps_per_epoch}")
+        if step not in self._steps:
+            self._steps[step] = self._plan().step(step)
+            if len(self._steps) > STEPS_KEPT:
+                self._steps.popitem(last=False)
+        return self._steps[step]
+
+    def _carried_into(self, epoch: int) -> np.ndarray:
+        """What the epochs before leave over, each planned with this run's sizes unless it is the current one."""
+        if not self.options.carry_over or epoch == 0:
+            return NOTHING
+        if epoch == self.epoch + 1:
+            drawn, plan = self._planned()
+            return drawn.samples(plan.order[plan.num_used :]).astype(np.int32)
+        carried = NOTHING
+        for number in range(epoch):
+            drawn = DrawnEpoch(number, self.lengths, self.seed, carried)
+            plan = self._make_plan(drawn, drawn.order, self.sizes)
+            carried = drawn.samples(plan.order[plan.num_used :]).astype(np.int32)
+        return carried
+
+    def _has_one_step(self) -> bool:
+        if self.options.max_tokens_per_micro_batch is None:
+            return self.num_samples >= self.sizes.global_batch_size
+        return self._plan().has_step(0)
+
+
+def _check_at_least(minimum: int, name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < minimum:
+        raise UserError(f"{name}: must be a whole number of at least {minimum}, not {value!r}")
+
+
+def as_lengths(lengths: np.ndarray | torch.Tensor | Sequence[int]) -> np.ndarray:
+    """The lengths in the smallest unsigned type of at least 16 bits that holds them: (n,).
+
+    Raises:
+        UserError: they are no one-dimensional row of whole numbers of at least 1.
+    """
+    if isinstance(lengths, torch.Tensor):
+        lengths = lengths.detach().cpu().numpy()
+    try:
+        array = np.asarray(lengths)
+    except ValueError:
+        raise UserError("lengths: must be one whole number a sample, not rows of different lengths") from None
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+        raise UserError(
+            f"lengths: must be a one-dimensional row of whole numbers, not shape {array.shape} of {array.dtype}"
+        )
+    smallest, largest = int(array.min()), int(array.max())
+    if smallest < 1:
+        raise UserError(f"lengths: sample {int(array.argmin())} has {smallest} tokens; must be at least 1")
+    if array.size > np.iinfo(np.int32).max // 2:
+        raise UserError(f"lengths: {array.size} samples; at most {np.iinfo(np.int32).max // 2} are supported")
+    return array.astype(np.uint16 if largest < 1 << 16 else np.uint32, copy=False)
+
+
+def _digest(array: np.ndarray) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(array), digest_size=8).hexdigest()
