@@ -13,7 +13,6 @@ for more than there is.
 import argparse
 import json
 import os
-import platform
 import re
 import shutil
 import statistics
@@ -23,18 +22,17 @@ import sysconfig
 import tempfile
 import threading
 import time
-from importlib import metadata
 from pathlib import Path
 
 import datasets
 import psutil
+from record import RESULTS, setting, setting_lines, write
 
 from ds_bert.data import PreparedData, PrepareSettings, load_tokenizer
 from ds_bert.data.pool import available_cores
 from ds_bert.data.prepare import prepare
 from ds_bert.data.sources import read_documents
 
-RESULTS = Path(__file__).parent / "results"
 _DOCSTRING = re.compile(r'"""(.{100,}?)"""', re.DOTALL)
 
 
@@ -144,11 +142,10 @@ def measure(work: Path, args: argparse.Namespace, num_workers: int) -> dict:
     unrepeated_mb = write_docstrings(text, args.size_mb)
     size_mb = text.stat().st_size / 1e6
     run = {
-        "command": "python benchmarks/prepare_speed.py " + " ".join(sys.argv[1:]),
+        **setting("tokenizers", "transformers", "datasets", "pyarrow", "numpy"),
         "text_mb": round(size_mb, 1),
         "unrepeated_mb": round(unrepeated_mb, 1),
         "processes": num_workers,
-        "load_before": round(os.getloadavg()[0], 1),
     }
     if args.learn:
         runs = [time_prepare(text, work / f"out{i}", None, num_workers) for i in range(args.repeats)]
@@ -180,18 +177,11 @@ def record(run: dict, kind: str) -> None:
     """Add a run to the recorded results, in place of the last one of its kind."""
     path = RESULTS / "prepare_speed.json"
     results = json.loads(path.read_text()) if path.exists() else {}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    libraries = ("tokenizers", "transformers", "datasets", "pyarrow", "numpy")
-    run["machine"] = f"{_cpu_name()}, {available_cores()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB"
-    run["versions"] = {"python": platform.python_version()} | {name: metadata.version(name) for name in libraries}
-    run["commit"] = commit.stdout.strip()
     results[kind] = run
-    RESULTS.mkdir(exist_ok=True)
-    path.write_text(json.dumps(results, indent=2) + "\n")
-    (RESULTS / "prepare_speed.md").write_text(_report(results))
+    write("prepare_speed", results, _report(results))
 
 
-def _report(results: dict) -> str:
+def _report(results: dict) -> list[str]:
     lines = ["# Is `ds-bert prepare` as fast as `datasets.map`, and how much memory does it take?", ""]
     if run := results.get("compare"):
         lines += [
@@ -208,7 +198,7 @@ def _report(results: dict) -> str:
             f"{run['unrepeated_mb']} MB), "
             f"{run['processes']} processes. Peak memory of prepare, all its processes: "
             f"{max(run['prepare_peak_mb'])} MB.",
-            *_setting(run),
+            *setting_lines(run),
         ]
     if run := results.get("learn"):
         lines += [
@@ -218,31 +208,13 @@ def _report(results: dict) -> str:
             f"{statistics.median(run['prepare_mb_per_s'])} MB/s (median of {len(run['prepare_mb_per_s'])}), "
             f"{run['tokens']:,} tokens, vocabulary {run['vocab_size']:,}. Peak memory, all its processes: "
             f"**{max(run['prepare_peak_mb'])} MB**. The text repeats after {run['unrepeated_mb']} MB.",
-            *_setting(run),
+            *setting_lines(run),
         ]
-    return (
-        "\n".join(
-            [*lines, "", "Raw numbers: [prepare_speed.json](prepare_speed.json). How: see the head of the script."]
-        )
-        + "\n"
-    )
+    return lines
 
 
 def _row(label: str, values: list[float]) -> str:
     return f"| {label} | {statistics.median(values):.2f} | {min(values):.2f} | {max(values):.2f} |"
-
-
-def _setting(run: dict) -> list[str]:
-    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
-    where = f"{run['machine']}, load average {run['load_before']} before the start"
-    return ["", f"    {run['command']}", "", f"{where}; {versions}; commit {run['commit']}."]
-
-
-def _cpu_name() -> str:
-    try:
-        return re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()).group(1)
-    except (OSError, AttributeError):
-        return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -108,6 +108,8 @@ def read_json(path: str | Path) -> dict:
                 raise UserError(f"{path}: the key {key!r} stands twice in one object; keep one of them")
         return dict(pairs)
 
+    if Path(path).exists() and not Path(path).is_file():
+        raise UserError(f"{path}: the DeepSpeed configuration must be a regular file, since every rank reads it")
     try:
         config = json.loads(Path(path).read_text(encoding="utf-8-sig"), object_pairs_hook=without_repeats)
     except json.JSONDecodeError as error:

@@ -78,6 +78,8 @@ def test_a_missing_or_binary_file_is_one_line(tmp_path):
     (tmp_path / "x").write_bytes(b"\xff\xfe{")
     with pytest.raises(UserError, match="not UTF-8 text: byte 0"):
         configuration.read_json(tmp_path / "x")
+    with pytest.raises(UserError, match="must be a regular file, since every rank reads it"):
+        configuration.read_json(tmp_path)
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))

@@ -41,5 +41,5 @@ def run(args: argparse.Namespace) -> int:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     source = trained.checkpoint.folder if trained.checkpoint else trained.folder
-    print(f'{source} -> {output}: AutoModelForMaskedLM.from_pretrained("{output}")')
+    print(f"{source} -> {output}: AutoModelForMaskedLM.from_pretrained({str(output)!r})")
     return 0

@@ -182,8 +182,8 @@ class Trainer:
         }
         self.metrics.write(line)
         self._feed_monitor({"train_loss": loss, "grad_norm": norm_before})
-        self.progress.update()
         self.progress.set_postfix(loss=f"{loss:.3f}", tokens_per_s=f"{line['real_tokens_per_s']:.0f}", refresh=False)
+        self.progress.update()
 
     def _feed_monitor(self, values: dict[str, float]) -> None:
         if self.engine.monitor.enabled:

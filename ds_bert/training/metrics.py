@@ -1,12 +1,15 @@
 """`metrics.jsonl` and `loss.png`: what a run leaves for people and programs to read."""
 
 import json
+import logging
 import math
 from pathlib import Path
 
 from ds_bert.training.checkpoint import write_atomically
 
 FILE_NAME = "metrics.jsonl"
+
+log = logging.getLogger(__name__)
 
 
 class MetricsLog:
@@ -19,8 +22,11 @@ class MetricsLog:
 
     def __init__(self, run_folder: Path, step: int) -> None:
         self.path = run_folder / FILE_NAME
-        kept = [json.dumps(line) for line in read_metrics(run_folder) if line["step"] <= step]
-        write_atomically(self.path, "".join(line + "\n" for line in kept))
+        kept = [line for line in read_metrics(run_folder) if line["step"] <= step]
+        missing = step - len({line["step"] for line in kept if "loss" in line})
+        if missing:
+            log.warning(f"{self.path} lacks {missing} of the {step} steps done; the run goes on without their lines")
+        write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write(self, line: dict) -> None:
         """Append one line; a number that is not finite becomes null, as JSON knows no other."""

@@ -47,7 +47,7 @@ def pretrain(args: argparse.Namespace) -> None:
     chosen = checkpoints.choose_checkpoint(setup.run_folder, args.resume)
     ds_config = _with_an_adam_that_runs(setup.ds_config)
     folder = _loadable_folder(chosen, ds_config)
-    engine, head = _build(setup, ds_config)
+    engine, head = _build(setup, ds_config, chosen)
     client_state = None
     if chosen is None:
         on_first_rank(lambda: write_run_file(setup))
@@ -96,7 +96,9 @@ def _loadable_folder(chosen: checkpoints.Checkpoint | None, ds_config: dict) -> 
     return checkpoints.convert_to_universal(chosen)
 
 
-def _build(setup: RunSetup, ds_config: dict) -> tuple[DeepSpeedEngine, MaskedPositionHead]:
+def _build(
+    setup: RunSetup, ds_config: dict, chosen: checkpoints.Checkpoint | None
+) -> tuple[DeepSpeedEngine, MaskedPositionHead]:
     args = setup.args
     torch.manual_seed(args.seed)
     model = together(
@@ -105,6 +107,8 @@ def _build(setup: RunSetup, ds_config: dict) -> tuple[DeepSpeedEngine, MaskedPos
         )
     )
     weights = f"continues from the weights of {args.model}" if setup.continues_weights else "starts from fresh weights"
+    if chosen:
+        weights = f"goes on from {chosen.tag}"
     _say(f"model {args.model}: {sum(p.numel() for p in model.parameters()):,} parameters; {weights}")
     head = MaskedPositionHead(model)
     return together(lambda: _initialize(model, ds_config, args.deepspeed_config)), head
