@@ -32,6 +32,7 @@ setup(
             "hypothesis>=6.100",
             "ruff>=0.15",
             "sentence-transformers>=5",
+            "lightning>=2.5",
         ],
     },
     entry_points={"console_scripts": ["ds-bert = ds_bert.cli.main:main"]},
