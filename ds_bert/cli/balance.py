@@ -128,8 +128,8 @@ def _as_text(report: dict) -> str:
         f"{report['micro_batch_size']} samples x {report['accumulation']} micro-steps; cost model "
         f"{report['cost_model']}",
         "",
-        "                 packed: most work / mean   padded: time / ideal      padding   peak tokens    plan a step",
-        "strategy           mean     p99   worst      mean     p99   worst               packed padded",
+        "                 packed: most work / mean   padded: time / ideal      padding   peak tokens         planning",
+        "strategy           mean     p99   worst      mean     p99   worst               packed padded  ms/step     MB",
     ]
     for name, result in report["strategies"].items():
         packed, padded = result["packed"], result["padded"]
@@ -138,7 +138,7 @@ def _as_text(report: dict) -> str:
         columns = "  ".join(f"{figure:6.3f}" for figure in figures[:3])
         columns += "    " + "  ".join(f"{figure:6.3f}" for figure in figures[3:])
         columns += f"   {padded['padding_share']:6.1%}  {packed['peak_tokens']:7,} {padded['peak_tokens']:6,}"
-        rows.append(f"{name:<15}  {columns}  {result['plan_ms_per_step']:7.3f} ms")
+        rows.append(f"{name:<15}  {columns}  {result['plan_ms_per_step']:7.3f}  {result['plan_memory_mb']:5.0f}")
     return "\n".join([*rows, "", report["recommendation"]])
 
 
