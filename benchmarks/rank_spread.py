@@ -71,7 +71,7 @@ def main() -> None:
         lines = [
             "# How far apart are two ranks with random and with balanced batches?",
             "",
-            f"Padded micro-batches of {MICRO_BATCH_SIZE}, model {args.model}, two ranks. Most loaded rank over the mean "
+            f"Padded micro-batches of {MICRO_BATCH_SIZE}, {args.model} model, 2 ranks. Most loaded rank over the mean "
             "of both, medians over the steps (mean, largest): 1 is best, 2 the worst that two ranks can do.",
             "",
             "| strategy, accumulation | tokens (planned) | seconds (measured) | real tokens/s |",
