@@ -14,7 +14,7 @@ from ds_bert.errors import UserError
 from ds_bert.sampling.cost import cost_table, cost_units
 from ds_bert.sampling.epoch import DrawnEpoch
 from ds_bert.sampling.plan import BatchSizes, Lengths, StepPlan, Strategy
-from ds_bert.sampling.strategies import STRATEGIES
+from ds_bert.sampling.strategies import strategy_class
 
 STATE_VERSION = 2
 
@@ -262,7 +262,7 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
         return self._cached
 
     def _make_plan(self, drawn: DrawnEpoch, order: np.ndarray, sizes: BatchSizes) -> Strategy:
-        return STRATEGIES[self.options.strategy](
+        return strategy_class(self.options)(
             order,
             lengths=drawn.lengths,
             sizes=sizes,
