@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from ds_bert.data.collator import PaddingCollator
+from ds_bert.data import PreparedData
+from ds_bert.data.collator import MaskedLMDataset, PaddingCollator
 from ds_bert.data.masking import EVALUATION_MASKS, TokenMasker
+from ds_bert.sampling import CarriedIndex
 
 WORDS = [f"w{i}" for i in range(45)]
 
@@ -92,3 +94,15 @@ def test_padding_is_told_by_length_not_by_the_pad_token(pad_token):
     originals = [samples[row][column] for row, column in zip(rows, columns, strict=True)]
     assert batch.labels.tolist() == originals
     assert set(batch.input_ids[0, 3:].tolist()) == {same.pad_token_id}
+
+
+def test_a_carried_sample_keeps_the_masks_of_the_epoch_it_was_drawn_in(prepared):
+    data = PreparedData(prepared)
+    dataset = MaskedLMDataset(data.train, TokenMasker(data.load_tokenizer(), probability=0.15, seed=0))
+    longest = int(data.train.lengths.argmax())
+    dataset.set_epoch(1)
+    drawn_before, drawn_now = dataset[longest], dataset[CarriedIndex(longest, 1)]
+    np.testing.assert_array_equal(drawn_before.input_ids, drawn_now.input_ids)
+    dataset.set_epoch(2)
+    np.testing.assert_array_equal(dataset[CarriedIndex(longest, 1)].input_ids, drawn_before.input_ids)
+    assert (dataset[longest].input_ids != drawn_before.input_ids).any()

@@ -156,6 +156,14 @@ def test_local_sort_pads_least_and_lets_ranks_run_like_lengths_together():
     assert by_scope["world"][1] < by_scope["rank"][1] < 80
 
 
+def test_local_sort_shuffles_the_micro_steps_of_a_window_alike_on_all_ranks():
+    ranks = samplers(4096, 4, 1, 2, strategy="local_sort", window=64)
+    longest = [[ranks[0].lengths.of_sample[batch].max() for batch in itertools.islice(r, 64)] for r in ranks]
+    places = [np.argsort(np.argsort(lengths, kind="stable")) for lengths in longest]
+    assert np.corrcoef(places[0], places[1])[0, 1] > 0.95
+    assert abs(np.corrcoef(places[0], np.arange(64))[0, 1]) < 0.4
+
+
 def test_local_sort_shards_are_disjoint_windows_of_the_drawn_order():
     ranks = samplers(640, 2, 1, 2, strategy="local_sort", window=8)
     drawn = samplers(640, 2, 1, 2, strategy="random")[0]
