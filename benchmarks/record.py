@@ -16,10 +16,12 @@ RESULTS = Path(__file__).parent / "results"
 
 def setting(*libraries: str) -> dict:
     """The command, the machine and its load, versions and commit; call it before the work starts."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    here = Path(__file__).parent
+    git = ["git", "-C", str(here), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False)
     cores = len(os.sched_getaffinity(0))
     return {
-        "command": " ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        "command": " ".join(["python", f"{here.name}/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "machine": f"{_cpu_name()}, {cores} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB",
         "load_before": round(os.getloadavg()[0], 1),
         "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in libraries},

@@ -26,7 +26,7 @@ from ds_bert.training.evaluation import Evaluator
 
 PIECE = 16  # samples run together, of neighbouring lengths
 PROBABILITY = 0.15
-OPTIONS = {"stratified": {"strata": 16}}  # the default edges are for samples of up to 512 tokens
+OPTIONS = {"stratified": {"strata": 4}}  # one of each in a micro-batch of 4; the default edges are for longer samples
 
 
 def train(args: argparse.Namespace, strategy: str, seed: int) -> dict:

@@ -15,9 +15,10 @@ class Stratified(Strategy):
     a micro-batch of 16 takes 6 : 3 : 2 : 5 from (0, 128], (128, 256], (256, 384], (384, 512].
 
     1. A stratum's size is rounded to a multiple of the number of ranks; the samples next to the bound change sides.
-    2. The first t micro-steps together take from each stratum its share of their samples, in whole numbers by
-       Webster's method, which never takes a seat back when there are more (largest remainders do). So the rounding is
-       carried from step to step, and every stratum runs dry exactly at the epoch's end.
+    2. The first t micro-steps together take from each stratum its share of their samples, in whole numbers: row j of a
+       stratum of m rows has its turn at (j + phase) / m of the epoch. So the rounding is carried from step to step, a
+       seat once given is never taken back (as largest remainders do), and every stratum runs dry at the epoch's end.
+       The phases are such that a micro-batch of fewer samples than strata takes short and long ones in pairs.
     3. Inside a stratum the samples keep their random order and are dealt to the ranks in turn.
     """
 
@@ -29,6 +30,7 @@ class Stratified(Strategy):
         strata = self._divide(self.order[: self.num_used])
         self._strata = [stratum.reshape(-1, ranks) for stratum in strata if len(stratum)]
         self._rows = np.array([len(stratum) for stratum in self._strata], dtype=np.int64)
+        self._phases = 2 * _spread_out(len(self._strata)) + 1  # in units of 1 / (2 strata)
 
     def step(self, step: int) -> StepPlan:
         accumulation = self.sizes.gradient_accumulation_steps
@@ -74,17 +76,29 @@ class Stratified(Strategy):
         return cuts[(cuts > 0) & (cuts < total)]
 
     def _taken(self, micro_steps: int) -> np.ndarray:
-        """Rows that the first `micro_steps` micro-steps take from each stratum: Webster's apportionment.
-
-        Row j of a stratum with m rows stands at (j + 1/2) / m of the epoch; the rows that stand first are taken.
-        """
+        """Rows that the first `micro_steps` micro-steps take from each stratum: those whose turn comes first."""
         seats = micro_steps * self.sizes.micro_batch_size
         total = self.num_steps * self.sizes.gradient_accumulation_steps
-        taken = (2 * self._rows * micro_steps + total) // (2 * total)  # all up to the share micro_steps / total
+        unit = 2 * len(self._rows)
+        # Whose turn comes up to the share micro_steps / total; some too few or too many.
+        taken = (unit * self._rows * micro_steps + (unit - self._phases) * total) // (unit * total)
         while (missing := seats - taken.sum()) > 0:
-            taken[np.argmin((2 * taken + 1) / (2 * self._rows))] += 1
+            taken[np.argmin((unit * taken + self._phases) / self._rows)] += 1
         while missing < 0:
-            latest = (2 * taken - 1) / (2 * self._rows)
+            latest = (unit * (taken - 1) + self._phases) / self._rows
             taken[len(latest) - 1 - np.argmax(latest[::-1])] -= 1
             missing += 1
         return taken
+
+
+def _spread_out(count: int) -> np.ndarray:
+    """A place for each of the numbers below `count`: every number next to its mirror image, the pairs by bit reversal,
+    so that the numbers of every beginning with whole pairs have the same mean as all and are spread out.
+    """
+    half = (count + 1) // 2
+    bits = max(1, (half - 1).bit_length())
+    order = sorted(range(half), key=lambda number: int(f"{number:0{bits}b}"[::-1], 2))
+    places = np.empty(count, dtype=np.int64)
+    pairs = [number for low in order for number in dict.fromkeys((low, count - 1 - low))]
+    places[pairs] = np.arange(count)
+    return places
