@@ -15,6 +15,7 @@ from ds_bert.cluster.ranks import run_rank
 from ds_bert.engine import initialize
 from ds_bert.errors import UserError
 from ds_bert.modeling import MaskedPositionHead, build_model
+from ds_bert.sampling import LengthBalancedBatchSampler
 from ds_bert.training import checkpoint as checkpoints
 from ds_bert.training.agreement import gather, on_first_rank, together
 from ds_bert.training.loop import Trainer
@@ -62,14 +63,22 @@ def pretrain(args: argparse.Namespace) -> None:
     if engine.global_steps >= setup.total_steps:
         _say(f"the run is complete: it has {engine.global_steps} steps and {setup.total_steps} were asked for")
     trainer = Trainer(setup, engine, head, metrics, client_state)
-    sampler = trainer.sampler
-    _say(
-        f"{sampler.num_samples:,} samples make {sampler.steps_per_epoch:,} steps of {sampler.global_batch_size:,} an "
-        f"epoch; {sampler.num_dropped:,} samples, others in each epoch, do not fill a batch and are left out"
-    )
+    _say(_describe_epoch(trainer.sampler))
     trainer.train()
     if first:
         _say(f"loss curve: {plot_loss(setup.run_folder)}")
+
+
+def _describe_epoch(sampler: LengthBalancedBatchSampler) -> str:
+    steps, dropped = sampler.steps_per_epoch, sampler.num_dropped
+    batch = f"{sampler.global_batch_size:,}"
+    if sampler.options.max_tokens_per_micro_batch:
+        batch = f"{(sampler.num_samples - dropped) / max(1, steps):,.1f} (mean)"
+    left = "come first in the next" if sampler.options.carry_over else "are left out"
+    return (
+        f"{sampler.num_samples:,} samples make {steps:,} steps of {batch} an epoch; {dropped:,} samples, others each "
+        f"time, do not fill a batch and {left}"
+    )
 
 
 def _with_an_adam_that_runs(ds_config: dict) -> dict:

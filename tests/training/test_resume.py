@@ -58,6 +58,29 @@ def test_resuming_with_dropout_is_bit_for_bit(rank_pool, run_args, small_model, 
         assert ours["optimizer"]
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"strategy": "local_sort", "window": 3, "carry_over": True},
+        {"strategy": "stratified", "strata": 3, "carry_over": True},
+        {"max_tokens_per_micro_batch": 300, "carry_over": True},
+        {"equal_counts": False},
+    ],
+    ids=["local_sort", "stratified", "token budget", "free counts"],
+)
+def test_resuming_is_bit_for_bit_with_every_way_to_fill_batches(rank_pool, run_args, small_model, sampling):
+    model, pool = small_model(0.1), rank_pool(2)
+    ds_config = config(0, ds_bert={"sampling": sampling})
+    whole = run_args(model, ds_config, max_steps=STEPS, save_interval=3)
+    expected = pool.run(train, whole)
+    crashed = run_args(model, ds_config, max_steps=STEPS, save_interval=3)
+    pool.run(train, crashed, 7)
+    resumed = pool.run(train, crashed)
+    assert "at step 6" in resumed[0]["log"]
+    assert metrics(crashed) == metrics(whole)
+    assert relative_difference(resumed[1]["weights"], expected[1]["weights"]) == 0
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_resuming_on_2_then_1_then_4_ranks_follows_the_same_samples(rank_pool, run_args, small_model, stage):
     model = small_model(0.0)
