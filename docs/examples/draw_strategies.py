@@ -23,7 +23,7 @@ for axes, strategy in zip(figure.subplots(2, 2, sharex=True, sharey=True).flat, 
         strategy=strategy,
         **options,
     )
-    plan = sampler.step_plan(3)
+    plan = sampler.step_plan(sampler.steps_per_epoch // 2)
     for rank in range(RANKS):
         tokens = np.sort(lengths[plan.micro_batch(rank)])[::-1]
         left = np.concatenate([[0], np.cumsum(tokens)[:-1]])

@@ -164,6 +164,11 @@ def staged_folder(output: Path) -> Iterator[Path]:
         place.parent.mkdir(parents=True, exist_ok=True)
         staging.mkdir(exist_ok=True)
         lock = _lock(staging, output)
+        if lock is not None and not _is_still_there(staging, lock):
+            raise UserError(
+                f"--output {output}: another ds-bert prepare was writing there and has ended just now; look at what it "
+                "left, or choose another folder"
+            )
         for left_over in staging.iterdir():
             shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
         try:
@@ -209,6 +214,14 @@ def _lock(staging: Path, output: Path) -> int | None:
         except OSError:  # some network file systems have no locks; then only the user keeps two runs apart
             os.close(descriptor)
             return None
+
+
+def _is_still_there(staging: Path, descriptor: int) -> bool:
+    """Whether the folder was not renamed or removed while its lock was waited for."""
+    try:
+        return os.path.samestat(os.stat(staging), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _write_array_header(file, num_samples: int) -> None:

@@ -1,10 +1,12 @@
 """`ds-bert prepare` from text to folder: what is in it, that it is always the same, and that it is all or nothing."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -292,7 +294,13 @@ def start_and_wait_for(tmp_path, big_file, label, *more):
     """Start a run and return when its progress bar says that a stage is under way."""
     command = [sys.executable, "-m", "ds_bert.cli.main", "prepare", "--input", str(big_file), "--num-workers", "2"]
     log = open(tmp_path / "log", "w+")  # noqa: SIM115
-    process = subprocess.Popen([*command, "--output", str(tmp_path / "out"), *more], stderr=log, stdout=log)
+    process = subprocess.Popen(
+        [*command, "--output", str(tmp_path / "out"), *more],
+        stderr=log,
+        stdout=log,
+        # A shell's background job ignores Ctrl-C, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 60
     while label not in (tmp_path / "log").read_text():
         assert process.poll() is None, (tmp_path / "log").read_text()
@@ -329,6 +337,7 @@ def test_what_a_killed_run_leaves_is_removed_by_the_next(tmp_path, big_file, cor
 
 def test_two_runs_do_not_write_to_one_folder(tmp_path, big_file, corpus_file):
     process = start_and_wait_for(tmp_path, big_file, "learning", "--vocab-size", "500")
+    process.send_signal(signal.SIGSTOP)  # else it might be done too soon
     try:
         with pytest.raises(UserError, match="another ds-bert prepare is writing there"):
             prepare([corpus_file], tmp_path / "out", PrepareSettings(vocab_size=300), report=print, show_progress=False)
@@ -336,6 +345,23 @@ def test_two_runs_do_not_write_to_one_folder(tmp_path, big_file, corpus_file):
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_run_that_waited_for_another_to_end_does_not_write_over_it(tmp_path, corpus_file):
+    staging = tmp_path / ".out.preparing"
+    staging.mkdir()
+    (staging / "theirs").write_text("x")
+    descriptor = os.open(staging, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+    def end() -> None:
+        staging.rename(tmp_path / "out")
+        os.close(descriptor)
+
+    threading.Timer(0.3, end).start()
+    with pytest.raises(UserError, match="another ds-bert prepare was writing there and has ended just now"):
+        prepare([corpus_file], tmp_path / "out", PrepareSettings(vocab_size=300), report=print, show_progress=False)
+    assert (tmp_path / "out" / "theirs").read_text() == "x"
 
 
 def test_a_dead_worker_is_one_clear_error(tmp_path, big_file, bert_folder):
