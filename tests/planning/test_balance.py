@@ -163,3 +163,7 @@ def test_the_fit_finds_the_coefficients_it_was_made_from_and_never_a_negative_on
     constant, linear, square = _fit(points(0.02, 1e-4, -2e-8), 4)
     assert square == 0
     assert constant > 0 < linear
+    # Noise larger than the length's effect must not make a table in which every sample costs nothing.
+    constant, linear, square = _fit(points(0.5, -1e-5, 0), 4)
+    assert (constant, square) == (0, 0)
+    assert linear > 0
