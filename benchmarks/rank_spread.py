@@ -16,6 +16,8 @@ from pathlib import Path
 
 from record import setting, setting_lines, write
 
+from ds_bert.training.metrics import read_metrics
+
 STRATEGIES = ("random", "balanced")
 MICRO_BATCH_SIZE = 8
 KEYS = ("rank_tokens_max_over_mean", "rank_seconds_max_over_mean", "real_tokens_per_s")
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace, strategy: str, accumulation: int) -> dict[str,
         ]
         command += ["--model", args.model, "--num-procs", "2", "--max-steps", str(args.steps)]
         subprocess.run([*command, "--deepspeed_config", path], check=True, capture_output=True)
-        lines = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+        lines = read_metrics(Path(folder) / "run")
     steps = [line for line in lines if "loss" in line][WARM_UP:]
     return {key: [line[key] for line in steps] for key in KEYS}
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from ds_bert.data.pool import available_cores
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -19,10 +21,9 @@ def setting(*libraries: str) -> dict:
     here = Path(__file__).parent
     git = ["git", "-C", str(here), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False)
-    cores = len(os.sched_getaffinity(0))
     return {
         "command": " ".join(["python", f"{here.name}/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
-        "machine": f"{_cpu_name()}, {cores} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "machine": f"{_cpu_name()}, {available_cores()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB",
         "load_before": round(os.getloadavg()[0], 1),
         "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in libraries},
         "commit": commit.stdout.strip(),

@@ -83,7 +83,7 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
         self.options = checked(
             SamplingConfig, {"strategy": strategy, "cost_model": cost_model, **options}, "ds_bert.sampling"
         )
-        self.rank, self.seed, self.packed, self.hidden_size = rank, seed, packed, hidden_size
+        self.rank, self.seed, self.packed = rank, seed, packed
         of_sample = as_lengths(lengths)
         table = cost_table(self.options.cost_model, int(of_sample.max()), hidden_size=hidden_size)
         self.lengths = Lengths(of_sample, cost_units(table))

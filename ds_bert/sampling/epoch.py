@@ -56,8 +56,10 @@ class DrawnEpoch:
         """The samples of the data set behind the epoch's numbers."""
         if not len(self.carried):
             return numbers
-        extra = np.maximum(numbers - self.num_samples, 0)
-        return np.where(numbers < self.num_samples, numbers, self.carried[np.minimum(extra, len(self.carried) - 1)])
+        samples = numbers.copy()
+        is_carried = numbers >= self.num_samples
+        samples[is_carried] = self.carried[numbers[is_carried] - self.num_samples]
+        return samples
 
     def indices(self, numbers: np.ndarray) -> list[int]:
         """The same as plain integers for a data set, the carried ones as `CarriedIndex`."""

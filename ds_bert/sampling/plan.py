@@ -102,7 +102,7 @@ class Strategy(ABC):
     @property
     def num_used(self) -> int:
         """Samples of `order`, from its start, that the steps use."""
-        return self.num_steps * self.sizes.global_batch_size
+        return self.samples_before(self.num_steps)
 
     def has_step(self, step: int) -> bool:
         """Whether there is such a step; cheaper than `num_steps` where that needs the whole plan."""

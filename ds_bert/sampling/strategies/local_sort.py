@@ -4,7 +4,7 @@ import numpy as np
 
 from ds_bert.sampling.plan import StepPlan, Strategy
 
-# A stream of random numbers that shares the run's seed (see sampling.batch_sampler.ORDER_STREAM).
+# A stream of random numbers that shares the run's seed (see sampling.epoch.ORDER_STREAM).
 WINDOW_STREAM = 5
 
 

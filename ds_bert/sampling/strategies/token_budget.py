@@ -28,13 +28,9 @@ class TokenBudget(Balanced):
 
     @property
     def num_steps(self) -> int:
-        while self.has_step(len(self._starts) - 1):
-            pass
+        while not self._complete:
+            self._plan_start()
         return len(self._starts) - 1
-
-    @property
-    def num_used(self) -> int:
-        return self.samples_before(self.num_steps)
 
     def samples_before(self, step: int) -> int:
         self.has_step(step - 1)
