@@ -112,6 +112,10 @@ class Strategy(ABC):
         """Samples that the steps before `step` use."""
         return step * self.sizes.global_batch_size
 
+    def next_in_order(self, step: int) -> np.ndarray:
+        """What step `step` uses, if the strategy takes the order as it is."""
+        return self.order[self.samples_before(step) : self.samples_before(step + 1)]
+
     def order_after(self, steps: int, samples: int) -> np.ndarray:
         """The part of `order` that the first `steps` steps, with so many samples, leave, in the same order."""
         if self.takes_the_order_as_it_is:

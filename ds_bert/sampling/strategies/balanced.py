@@ -22,9 +22,7 @@ class Balanced(Strategy):
         return self.options.equal_counts
 
     def step(self, step: int) -> StepPlan:
-        samples, lengths = self.lengths.longest_first(
-            self.order[self.samples_before(step) : self.samples_before(step + 1)]
-        )
+        samples, lengths = self.lengths.longest_first(self.next_in_order(step))
         sizes = self.sizes
         if not self.equal_counts:
             bins = deal_free_counts(self.lengths.cost_units[lengths], sizes.micro_batches)

@@ -8,5 +8,5 @@ class Random(Strategy):
 
     def step(self, step: int) -> StepPlan:
         sizes = self.sizes
-        samples = self.order[step * sizes.global_batch_size : (step + 1) * sizes.global_batch_size]
+        samples = self.next_in_order(step)
         return StepPlan.of_equal_counts(samples.reshape(-1, sizes.world_size, sizes.micro_batch_size))
