@@ -61,7 +61,7 @@ def main() -> None:
     args = parser.parse_args()
     where = setting("torch", "deepspeed", "transformers")
     results: dict[str, dict[str, list[float]]] = {}
-    for accumulation in (1, 8):
+    for accumulation in (1, 4):
         for _ in range(args.repeats):
             for strategy in STRATEGIES:
                 measured = run(args, strategy, accumulation)
