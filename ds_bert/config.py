@@ -85,8 +85,34 @@ class SamplingConfig(Section):
         return self
 
 
+class BucketClippingConfig(Section):
+    """Gradients clipped bucket by bucket before they are averaged (docs/clipping.md)."""
+
+    enabled: bool = False
+    """true: every bucket is clipped by its own norm on its own rank and sent at once, to a whole of at most
+    `gradient_clipping`."""
+
+    threshold: Literal["proportional", "equal", "uniform"] = "proportional"
+    """What part of `gradient_clipping` a bucket gets."""
+
+    bucket_size_mb: float = Field(25.0, gt=0)
+    """MiB of the dtype that is sent; at ZeRO 1 and 2 it sets `reduce_bucket_size`."""
+
+    overlap: bool = True
+    """Send while the backward pass goes on; at ZeRO 1 and 2 it sets `overlap_comm`."""
+
+    communication_dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    """What is sent; null for the gradients' own dtype. DeepSpeed's name for it is `communication_data_type`."""
+
+    trace: bool = False
+    """Write a Chrome trace of every rank into the run folder."""
+
+
 class DsBertConfig(Section):
     """The section "ds_bert" of a DeepSpeed configuration."""
+
+    bucket_clipping: BucketClippingConfig = BucketClippingConfig()
+    """Gradients clipped before they are averaged."""
 
     sampling: SamplingConfig = SamplingConfig()
     """Which samples make a batch."""

@@ -1,9 +1,8 @@
 """How long this rank works on a step before it waits for the others."""
 
-import time
-
-import torch
 from deepspeed import DeepSpeedEngine
+
+from ds_bert.reduction.timing import now, seconds_between
 
 
 class RankClock:
@@ -21,7 +20,7 @@ class RankClock:
         reduce = engine.allreduce_gradients
 
         def timed(*args, **kwargs):
-            self._ended = self._now()
+            self._ended = now(engine.device)
             return reduce(*args, **kwargs)
 
         engine.allreduce_gradients = timed
@@ -29,18 +28,8 @@ class RankClock:
 
     def start(self) -> None:
         """A step begins."""
-        self._started = self._ended = self._now()
+        self._started = self._ended = now(self._device)
 
     def seconds(self) -> float:
         """Of the last step; waits for the device if that works on its own."""
-        if isinstance(self._started, float):
-            return self._ended - self._started
-        self._ended.synchronize()
-        return self._started.elapsed_time(self._ended) / 1e3
-
-    def _now(self) -> "float | torch.Event":
-        if self._device.type == "cpu":
-            return time.perf_counter()
-        event = torch.Event(self._device, enable_timing=True)
-        event.record()
-        return event
+        return seconds_between(self._started, self._ended)

@@ -14,10 +14,10 @@ from tqdm import tqdm
 from ds_bert.data.collator import MaskedBatch, MaskedLMDataset, PaddingCollator
 from ds_bert.data.masking import TokenMasker
 from ds_bert.modeling import MaskedPositionHead, masked_lm_loss
+from ds_bert.reduction.attach import guard_of
 from ds_bert.training.checkpoint import save_checkpoint
 from ds_bert.training.clock import RankClock
 from ds_bert.training.evaluation import Evaluator
-from ds_bert.training.gradients import GradientGuard
 from ds_bert.training.metrics import MetricsLog
 from ds_bert.training.setup import RunSetup, make_sampler
 
@@ -83,7 +83,7 @@ class Trainer:
                 probability=probability,
                 micro_batch_size=engine.train_micro_batch_size_per_gpu(),
             )
-        self.guard = GradientGuard(engine)
+        self.guard = guard_of(engine)
         self.clock = RankClock(engine)
         self.progress = tqdm(
             total=setup.total_steps,
@@ -136,17 +136,15 @@ class Trainer:
             self._seed_dropout(micro_step)
             logits_MV = self.head(engine, batch.input_ids, batch.attention_mask, batch.positions)
             loss, _ = masked_lm_loss(logits_MV, batch.labels)
-            engine.backward(self.guard.scale_loss(loss * loss_factor))
+            engine.backward(loss * loss_factor)
             sums.loss += loss.detach()
             sums.real_tokens += batch.real_tokens
             sums.padded_tokens += batch.input_ids.numel()
             if micro_step == self.accumulation_steps - 1:
-                self.guard.before_step()
                 learning_rate = engine.get_lr()[0]
             engine.step()
         self.samples += len(global_batch)
         self._log_step(sums, masked_tokens, learning_rate)
-        self.guard.after_step()
 
     def _seed_dropout(self, micro_step: int) -> None:
         """Key dropout to (seed, step, micro-step, rank), so that no evaluation and no resume can shift it."""
@@ -180,6 +178,9 @@ class Trainer:
             "slowest_rank": int(rank_seconds.argmax()),
             "skipped_steps": engine.skipped_steps,
         }
+        if self.guard.clipping:
+            statistics = self.guard.clipping.statistics
+            line |= {"clipped_share": statistics.clipped_share, "reduction_wait_s": statistics.wait_s}
         self.metrics.write(line)
         self._feed_monitor({"train_loss": loss, "grad_norm": norm_before})
         self.progress.set_postfix(loss=f"{loss:.3f}", tokens_per_s=f"{line['real_tokens_per_s']:.0f}", refresh=False)

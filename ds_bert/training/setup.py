@@ -12,6 +12,7 @@ from ds_bert import config as configuration
 from ds_bert.data.prepared import PreparedData
 from ds_bert.errors import UserError
 from ds_bert.modeling import check_tokenizer_and_lengths, has_weights, load_config
+from ds_bert.reduction.configuration import resolve_bucket_clipping
 from ds_bert.sampling import LengthBalancedBatchSampler
 from ds_bert.training.checkpoint import TAG, write_atomically
 
@@ -104,6 +105,7 @@ def set_up_run(args: argparse.Namespace, world_size: int) -> RunSetup:
             raw, world_size=world_size, total_steps=total_steps, hidden_size=getattr(model_config, "hidden_size", None)
         )
         check_supported(ds_config)
+        resolve_bucket_clipping(ds_config, section.bucket_clipping)
     except UserError as error:
         raise UserError(f"{args.deepspeed_config}: {error}") from None
     setup = RunSetup(args, data, tokenizer, model_config, section, ds_config, total_steps)

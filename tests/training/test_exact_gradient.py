@@ -12,7 +12,7 @@ TOLERANCE = 1e-6
 
 def first_gradient(args) -> dict:
     """The reduced gradient of the first step (stage 0), and what the run logged."""
-    from ds_bert.training import gradients
+    from ds_bert.reduction import guard as gradients
 
     seen = {}
     original = gradients.GradientGuard.before_step

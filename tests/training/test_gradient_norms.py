@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ds_bert.training.gradients import global_norm
+from ds_bert.reduction.norms import global_norm
 from tests.runs import metrics_lines, relative_difference, train
 
 CONFIG = {

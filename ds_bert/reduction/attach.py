@@ -1,0 +1,132 @@
+"""Bucket clipping on an engine that `deepspeed.initialize` built: at stage 0 our reducer, at ZeRO 1 and 2 DeepSpeed's."""
+
+import torch
+from deepspeed import DeepSpeedEngine
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from ds_bert.errors import UserError
+from ds_bert.reduction.configuration import KEY, check_compatible
+from ds_bert.reduction.guard import GradientGuard
+from ds_bert.reduction.reducer import OverlappedReducer, check_settings
+from ds_bert.reduction.zero import ZeroClipping
+
+CLIENT_STATE = "ds_bert_bucket_clipping"
+
+
+def attach_to_engine(
+    engine: DeepSpeedEngine,
+    *,
+    max_norm: float | None = None,
+    threshold: str = "proportional",
+    bucket_size_mb: float = 25.0,
+    overlap: bool = True,
+    communication_dtype: torch.dtype | None = None,
+) -> OverlappedReducer | ZeroClipping:
+    """Replace DeepSpeed's reduction and its clipping by bucket-wise clipping before the all-reduce.
+
+    DeepSpeed's own clipping is switched off (`engine.gradient_clipping()` is 0 afterwards), steps with a non-finite
+    gradient are skipped on all ranks (`GradientGuard`), `engine.get_global_grad_norm()` is the norm of the averaged
+    gradient at every stage, and checkpoints carry the bucket plan.
+
+    Args:
+        engine: before its first backward pass; the same on all ranks.
+        max_norm: maximum norm; None for the engine's own `gradient_clipping`.
+        threshold, bucket_size_mb, overlap, communication_dtype: see `OverlappedReducer`. At ZeRO 1 and 2 only
+            `threshold` counts: there DeepSpeed's `reduce_bucket_size`, `overlap_comm` and `communication_data_type` say
+            the rest.
+
+    Returns:
+        the reducer, also as `engine.bucket_clipping`; its `statistics` are those of the last step.
+
+    Raises:
+        UserError: this engine reduces gradients in a way that cannot be clipped by bucket; names the key.
+    """
+    check_engine(engine)
+    max_norm = engine.gradient_clipping() if max_norm is None else max_norm
+    check_settings(max_norm, threshold, bucket_size_mb)
+    guard = guard_of(engine)
+    if engine.zero_optimization():
+        clipping = ZeroClipping(engine, max_norm=max_norm, threshold=threshold, loss_scale=guard.loss_scale)
+    else:
+        clipping = _reduce_in_place_of(
+            engine,
+            max_norm=max_norm,
+            threshold=threshold,
+            bucket_size_mb=bucket_size_mb,
+            overlap=overlap,
+            communication_dtype=communication_dtype,
+            loss_scale=guard.loss_scale,
+        )
+    guard.clipping = engine.bucket_clipping = clipping
+    _switch_off_own_clipping(engine)
+    _save_with_checkpoints(engine)
+    return clipping
+
+
+def guard_of(engine: DeepSpeedEngine) -> GradientGuard:
+    """The engine's guard; it gets one if it has none."""
+    if "gradient_guard" not in vars(engine):
+        engine.gradient_guard = GradientGuard(engine)
+    return engine.gradient_guard
+
+
+def check_engine(engine: DeepSpeedEngine) -> None:
+    """Refuse engines whose gradients take another way.
+
+    Raises:
+        UserError: names the key and what to do.
+    """
+    check_compatible(engine.config)
+    obstacles = {
+        "a pipeline module": isinstance(engine, PipelineEngine),
+        "experts (MoE)": engine.has_moe_layers,
+        "DeepSpeed's BF16_Optimizer, which a data_types.grad_accum_dtype selects": isinstance(
+            engine.optimizer, BF16_Optimizer
+        ),
+    }
+    for obstacle, present in obstacles.items():
+        if present:
+            raise UserError(f"{KEY} does not work together with {obstacle}; set {KEY}.enabled to false")
+    if "bucket_clipping" in vars(engine):
+        raise UserError("this engine has a bucket clipping already: attach one only")
+
+
+def _reduce_in_place_of(engine: DeepSpeedEngine, **settings) -> OverlappedReducer:
+    reducer = OverlappedReducer(
+        engine.module,
+        process_group=engine.data_parallel_group,
+        synchronizes=lambda: engine.is_gradient_accumulation_boundary() and not engine.inside_no_sync_ctxt,
+        **settings,
+    )
+
+    def finish_at_the_boundary(*args, **kwargs) -> None:
+        if engine.is_gradient_accumulation_boundary():
+            reducer.finish()
+
+    engine.allreduce_gradients = finish_at_the_boundary
+    return reducer
+
+
+def _switch_off_own_clipping(engine: DeepSpeedEngine) -> None:
+    engine._config.gradient_clipping = 0.0
+    if hasattr(engine.optimizer, "clip_grad"):
+        engine.optimizer.clip_grad = 0.0
+
+
+def _save_with_checkpoints(engine: DeepSpeedEngine) -> None:
+    save, load = engine.save_checkpoint, engine.load_checkpoint
+
+    def save_with_plan(save_dir, tag=None, client_state=None, **kwargs):
+        client_state = {**(client_state or {}), CLIENT_STATE: engine.bucket_clipping.state_dict()}
+        return save(save_dir, tag=tag, client_state=client_state, **kwargs)
+
+    def load_with_plan(*args, **kwargs):
+        path, client_state = load(*args, **kwargs)
+        state = client_state.pop(CLIENT_STATE, None) if client_state else None
+        if state is not None:
+            engine.bucket_clipping.load_state_dict(state)
+        _switch_off_own_clipping(engine)  # DeepSpeed's optimizers restore the maximum norm of the checkpoint
+        return path, client_state
+
+    engine.save_checkpoint, engine.load_checkpoint = save_with_plan, load_with_plan
