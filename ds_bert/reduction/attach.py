@@ -1,4 +1,4 @@
-"""Bucket clipping on an engine that `deepspeed.initialize` built: at stage 0 our reducer, at ZeRO 1 and 2 DeepSpeed's."""
+"""Bucket clipping on an engine that `deepspeed.initialize` made: our reducer at stage 0, DeepSpeed's at ZeRO 1 and 2."""
 
 import torch
 from deepspeed import DeepSpeedEngine

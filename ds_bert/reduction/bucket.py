@@ -49,9 +49,7 @@ class Bucket:
         """(elements,): after `receive`, the averaged gradient."""
         self._present = self._sent[self.elements :]
         sizes = [p.numel() for p in self.parameters]
-        self._views = [
-            part.view_as(p) for part, p in zip(self.averaged.split(sizes), self.parameters, strict=True)
-        ]
+        self._views = [part.view_as(p) for part, p in zip(self.averaged.split(sizes), self.parameters, strict=True)]
         self._works: list[dist.Work] = []
         self._missing: list[bool] = []
         self.parameter_norms = torch.zeros(0)
@@ -143,7 +141,7 @@ class SplitBucket(Bucket):
 
     def send(self, loss_scale: float) -> None:
         # Which rows any rank has looked up travels while there is time, so that the rows need no exchange of sizes.
-        self._seen_V = self.tied.seen_V()
+        self._seen_V = self.tied.seen_rows()
         self._seen_work = self._all_reduce(self._seen_V, dist.ReduceOp.MAX)
         super().send(loss_scale)
         self.tied.dense_VH = None

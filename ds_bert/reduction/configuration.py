@@ -35,7 +35,7 @@ def resolve_bucket_clipping(config: dict, section: BucketClippingConfig) -> tupl
     if isinstance(maximum, bool) or not isinstance(maximum, int | float) or not 0 < maximum < float("inf"):
         given = f"is {maximum!r}" if "gradient_clipping" in config else "is missing"
         raise UserError(
-            f'{KEY}.enabled is true and gradient_clipping {given}; write the maximum norm there, such as '
+            f"{KEY}.enabled is true and gradient_clipping {given}; write the maximum norm there, such as "
             '"gradient_clipping": 1.0'
         )
     config = copy.deepcopy(config)
@@ -54,7 +54,8 @@ def resolve_bucket_clipping(config: dict, section: BucketClippingConfig) -> tupl
                 f"reduce_bucket_size is {given}; remove one of them"
             )
         zero["reduce_bucket_size"] = elements if given is None else int(given)
-        zero["overlap_comm"] = resolved["overlap"] = _agree(zero, "overlap_comm", section, "overlap", "zero_optimization.")
+        overlap = _agree(zero, "overlap_comm", section, "overlap", "zero_optimization.")
+        zero["overlap_comm"] = resolved["overlap"] = overlap
         resolved["bucket_size_mb"] = zero["reduce_bucket_size"] * size / MIB
     return config, section.model_copy(update=resolved)
 
@@ -96,7 +97,7 @@ def check_compatible(config: dict) -> None:
         '"sparse_gradients": true': config.get("sparse_gradients"),
         '"prescale_gradients": true': config.get("prescale_gradients"),
         '"gradient_predivide_factor"': config.get("gradient_predivide_factor", 1.0) != 1.0,
-        '"torch_autocast.dtype": float16': autocast.get("enabled") and "float16" == str(autocast.get("dtype")).split(".")[-1],
+        '"torch_autocast.dtype": "float16"': autocast.get("enabled") and "bfloat16" not in str(autocast.get("dtype")),
         '"amp"': (config.get("amp") or {}).get("enabled"),
         '"compile.deepcompile"': (config.get("compile") or {}).get("deepcompile"),
         '"tensor_parallel"': ((config.get("tensor_parallel") or {}).get("autotp_size") or 0) > 1,
@@ -107,4 +108,4 @@ def check_compatible(config: dict) -> None:
     }  # fmt: skip
     for obstacle, present in obstacles.items():
         if present:
-            raise UserError(f'{KEY} does not work together with {obstacle}; remove that, or set {KEY}.enabled to false')
+            raise UserError(f"{KEY} does not work together with {obstacle}; remove that, or set {KEY}.enabled to false")

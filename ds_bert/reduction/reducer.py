@@ -152,8 +152,8 @@ class OverlappedReducer:
             self._learn()
         if self._tied and self._tied.weight.grad is not None:
             raise UserError(
-                f"{self._tied.name} got a gradient from a third use beside lookup and decoder, which the first step did "
-                "not have; set split_tied_embedding to false"
+                f"{self._tied.name} got a gradient from a third use beside lookup and decoder, not seen in the "
+                "first step; set split_tied_embedding to false"
             )
         while self._next < len(self.buckets):
             self._send_next()
@@ -225,9 +225,7 @@ class OverlappedReducer:
 
     def _member(self, parameter: nn.Parameter) -> Member:
         dtype = self.communication_dtype or parameter.dtype
-        return Member(
-            parameter.numel(), parameter.numel() * dtype.itemsize, f"{parameter.dtype} on {parameter.device}"
-        )
+        return Member(parameter.numel(), parameter.numel() * dtype.itemsize, f"{parameter.dtype} on {parameter.device}")
 
     def _adopt(self, plan: BucketPlan) -> None:
         elements = [sum(self.parameters[name].numel() for name in bucket) for bucket in plan.buckets]

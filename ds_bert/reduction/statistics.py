@@ -50,9 +50,7 @@ class ReductionStatistics:
         return seconds_between(*self.wait) if self.wait else None
 
 
-def first_nonfinite(
-    names: Sequence[str], norms: Sequence[torch.Tensor], group: dist.ProcessGroup | None
-) -> str | None:
+def first_nonfinite(names: Sequence[str], norms: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> str | None:
     """Which rank's own gradient was not finite, and where: "rank 3, parameter ...". A collective call.
 
     Args:

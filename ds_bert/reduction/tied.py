@@ -1,8 +1,8 @@
 """A tied word embedding whose gradient comes in two parts that can be sent apart.
 
-The decoder's part is dense and ready at the very start of the backward pass; the lookup's part has only the rows of this
-batch's tokens and is ready at its very end. Autograd would add both, and the largest tensor of the model would be sent
-last, with nothing left to hide it. Here both modules keep their weight gradient from autograd and hand it over.
+The decoder's part is dense and ready at the very start of the backward pass; the lookup's part has only the rows of
+this batch's tokens and is ready at its very end. Autograd would add both, and the largest tensor of the model would be
+sent last, with nothing left to hide it. Here both modules keep their weight gradient from autograd and hand it over.
 
 T = tokens, V = vocabulary, H = width of the embedding, U = rows of the tokens seen.
 """
@@ -96,7 +96,7 @@ class TiedEmbedding:
     def has_lookups(self) -> bool:
         return bool(self._lookups)
 
-    def seen_V(self) -> torch.Tensor:
+    def seen_rows(self) -> torch.Tensor:
         """Which rows were looked up since `clear`, in forward passes: (V,) uint8, 0 or 1."""
         seen_V = torch.zeros(self.weight.shape[0], dtype=torch.uint8, device=self.weight.device)
         for ids in self._ids:

@@ -1,7 +1,7 @@
 """Bucket clipping as one would write it without the package: clip each bucket on each rank, then average.
 
-Gradients are taken from a copy of the model whose decoder has a weight of its own, so that the dense and the lookup part
-of a tied embedding are two gradients.
+Gradients are taken from a copy of the model whose decoder has a weight of its own, so that the dense and the lookup
+part of a tied embedding are two gradients.
 """
 
 import copy
@@ -76,7 +76,7 @@ def clipped_average(
 
     Args:
         gradients: from `local_gradients`; changed.
-        buckets: names of the tied model's parameters.
+        buckets: names of the tied model's parameters; one without a gradient stays without.
         limits: what each bucket is clipped at.
         split: whether the embedding's two parts are clipped apart, at half of its limit each.
 
@@ -91,7 +91,7 @@ def clipped_average(
             norm = clip([gradients[DECODER]], limit / 2) + clip([gradients[EMBEDDING]], limit / 2)
             gradients[EMBEDDING] = gradients[EMBEDDING] + gradients.pop(DECODER)
         else:
-            norm = clip([gradients[name] for name in names], limit)
+            norm = clip([gradients[name] for name in names if name in gradients], limit)
         square += norm**2
     return average(gradients), math.sqrt(average({"": torch.tensor([square], dtype=torch.float64)})[""].item())
 
