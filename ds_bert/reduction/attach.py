@@ -1,4 +1,4 @@
-"""Bucket clipping on an engine that `deepspeed.initialize` made: our reducer at stage 0, DeepSpeed's at ZeRO 1 and 2."""
+"""Bucket clipping on a DeepSpeed engine: our reducer at stage 0, DeepSpeed's own buckets at ZeRO 1 and 2."""
 
 import torch
 from deepspeed import DeepSpeedEngine
