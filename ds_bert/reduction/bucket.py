@@ -179,8 +179,10 @@ class SplitBucket(Bucket):
 def _scale_into(target: torch.Tensor, gradient: torch.Tensor | None, factor: torch.Tensor) -> None:
     if gradient is None:
         target.zero_()
-    elif gradient.dtype == torch.float32:
-        torch.mul(gradient, factor, out=target) if target.dtype == torch.float32 else target.copy_(gradient * factor)
+    elif gradient.dtype == target.dtype == torch.float32:
+        torch.mul(gradient, factor, out=target)
+    elif gradient.dtype.itemsize >= 4:
+        target.copy_(gradient * factor)
     else:
         # A factor rounded to half precision would be off by 1e-3.
         target.copy_(gradient.float().mul_(factor))

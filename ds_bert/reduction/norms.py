@@ -28,6 +28,8 @@ def global_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 def _norm(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().reshape(-1)
+    if flat.dtype == torch.float64:
+        return torch.linalg.vector_norm(flat).float()
     if flat.numel() <= ROW_ELEMENTS:
         return torch.linalg.vector_norm(flat, dtype=torch.float32)
     whole = flat.numel() - flat.numel() % ROW_ELEMENTS

@@ -91,17 +91,17 @@ class OverlappedReducer:
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._on_gradient) for parameter in self.parameters.values()
         ]
-        self._tied: TiedEmbedding | None = None
+        self.tied: TiedEmbedding | None = None
         if split_tied_embedding:
             self._split_tied_embedding(module)
 
     def _split_tied_embedding(self, module: nn.Module) -> None:
-        self._tied, obstacle = TiedEmbedding.find(module)
+        self.tied, obstacle = TiedEmbedding.find(module)
         if obstacle:
             log.info(f"the tied embedding's gradient is sent in one piece, at the end: {obstacle}")
-        if self._tied:
-            self._tied.on_dense = lambda: self._is_ready(self._tied.name)
-            self._tied.split()
+        if self.tied:
+            self.tied.on_dense = lambda: self._is_ready(self.tied.name)
+            self.tied.split()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -114,7 +114,7 @@ class OverlappedReducer:
 
     def _on_gradient(self, parameter: nn.Parameter) -> None:
         # Autograd calls this also for a weight whose gradient was kept from it.
-        if parameter.grad is not None and not (self._tied and parameter is self._tied.weight):
+        if parameter.grad is not None and not (self.tied and parameter is self.tied.weight):
             self._is_ready(self._names[parameter])
 
     def _is_ready(self, name: str) -> None:
@@ -150,9 +150,9 @@ class OverlappedReducer:
         """
         if self.plan is None:
             self._learn()
-        if self._tied and self._tied.weight.grad is not None:
+        if self.tied and self.tied.weight.grad is not None:
             raise UserError(
-                f"{self._tied.name} got a gradient from a third use beside lookup and decoder, not seen in the "
+                f"{self.tied.name} got a gradient from a third use beside lookup and decoder, not seen in the "
                 "first step; set split_tied_embedding to false"
             )
         while self._next < len(self.buckets):
@@ -193,9 +193,9 @@ class OverlappedReducer:
         """Agree on rank 0's ready order and fill the buckets by it."""
         settings = [self.max_norm, self.threshold, self.bucket_size_mb, self.overlap, str(self.communication_dtype)]
         shapes = {name: list(p.shape) for name, p in self.parameters.items()}
-        mine = json.dumps([settings, shapes, self._tied is not None])
+        mine = json.dumps([settings, shapes, self.tied is not None])
         # An embedding used in a third place has a gradient that neither part holds.
-        leaks = self._tied is not None and self._tied.weight.grad is not None
+        leaks = self.tied is not None and self.tied.weight.grad is not None
         order = self._learned_order
         if self.world_size > 1:
             first = dist.get_global_rank(self.group, 0) if self.group else 0
@@ -211,15 +211,15 @@ class OverlappedReducer:
                 )
             leaks = bool(differs_leaks[1])
         if leaks:
-            log.info(f"the gradient of {self._tied.name} is sent in one piece, at the end: it has a third use")
-            order = [name for name in order if name != self._tied.name] + [self._tied.name]
+            log.info(f"the gradient of {self.tied.name} is sent in one piece, at the end: it has a third use")
+            order = [name for name in order if name != self.tied.name] + [self.tied.name]
             self._unsplit()
         plan = BucketPlan.build(
             order,
             {name: self._member(p) for name, p in self.parameters.items()},
             bucket_bytes=self.bucket_size_mb * MIB,
             first_bucket_bytes=min(FIRST_BUCKET_MB, self.bucket_size_mb) * MIB,
-            split=self._tied.name if self._tied else None,
+            split=self.tied.name if self.tied else None,
         )
         self._adopt(plan)
 
@@ -232,7 +232,7 @@ class OverlappedReducer:
         thresholds = RULES[self.threshold](self.max_norm, elements)
         settings = {"dtype": self.communication_dtype, "group": self.group, "world_size": self.world_size}
         self.buckets = [
-            SplitBucket(self._tied, threshold, **settings)
+            SplitBucket(self.tied, threshold, **settings)
             if names == (plan.split,)
             else Bucket({name: self.parameters[name] for name in names}, threshold, **settings)
             for names, threshold in zip(plan.buckets, thresholds, strict=True)
@@ -242,8 +242,8 @@ class OverlappedReducer:
         self._rearm()
 
     def _unsplit(self) -> None:
-        self._tied.unsplit()
-        self._tied = None
+        self.tied.unsplit()
+        self.tied = None
 
     def state_dict(self) -> dict:
         """What a resumed run needs to give the same numbers: plain values."""
@@ -258,9 +258,9 @@ class OverlappedReducer:
         if state["plan"] is None:
             return
         plan = BucketPlan.from_state_dict(state["plan"], list(self.parameters))
-        if plan.split is None and self._tied:
+        if plan.split is None and self.tied:
             self._unsplit()
-        if plan.split is not None and not self._tied:
+        if plan.split is not None and not self.tied:
             raise UserError(
                 f"the saved bucket plan sends the gradient of {plan.split} in two parts, and this model does not tie it"
             )
@@ -280,7 +280,7 @@ class OverlappedReducer:
         """Give the model back as it was."""
         for handle in self._handles:
             handle.remove()
-        if self._tied:
+        if self.tied:
             self._unsplit()
 
 
