@@ -48,7 +48,15 @@ def train_with_bad_steps(args, bad_steps: set[int], value: float) -> dict:
         gradients.GradientGuard.__init__ = original_init
         loop.Trainer._evaluate_and_save = original_after
     lines = metrics_lines(args)
-    return {"states": states, "error": result["error"], "lines": [line for line in lines if "loss" in line]}
+    return {
+        "states": states,
+        "error": result["error"],
+        "log": result["log"],
+        "lines": [line for line in lines if "loss" in line],
+    }
+
+
+CLIPPING = {"ds_bert": {"bucket_clipping": {"enabled": True, "bucket_size_mb": 0.02}}}
 
 
 def config(stage: int, **precision) -> dict:
@@ -65,8 +73,9 @@ def config(stage: int, **precision) -> dict:
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_all_ranks_skip_a_step_that_is_not_finite_on_one(rank_pool, run_args, small_model, stage, precision):
-    args = run_args(small_model(0.0), config(stage, **PRECISIONS[precision]), max_steps=5)
+@pytest.mark.parametrize("clipping", [{}, CLIPPING], ids=["plain", "bucket clipping"])
+def test_all_ranks_skip_a_step_that_is_not_finite_on_one(rank_pool, run_args, small_model, stage, precision, clipping):
+    args = run_args(small_model(0.0), config(stage, **PRECISIONS[precision], **clipping), max_steps=5)
     answers = rank_pool(2).run(train_with_bad_steps, args, {3}, float("nan"))
     for answer in answers:
         assert answer["error"] is None
@@ -81,11 +90,14 @@ def test_all_ranks_skip_a_step_that_is_not_finite_on_one(rank_pool, run_args, sm
     assert [line["skipped_steps"] for line in lines] == [0, 0, 1, 1, 1]
     assert lines[2]["grad_norm_before_clip"] is None
     assert all(line["grad_norm_before_clip"] > 0 for line in lines if line["step"] != 3)
+    if clipping:
+        told = "step 3: the gradient is not finite (rank 1, parameter bert.encoder.layer.1."
+        assert told in answers[0]["log"]
 
 
-@pytest.mark.parametrize("stage", [0, 1])
-def test_ten_skipped_steps_in_a_row_end_the_run_on_all_ranks(rank_pool, run_args, small_model, stage):
-    args = run_args(small_model(0.0), config(stage), max_steps=20, save_interval=1)
+@pytest.mark.parametrize(("stage", "clipping"), [(0, {}), (1, {}), (0, CLIPPING), (2, CLIPPING)])
+def test_ten_skipped_steps_in_a_row_end_the_run_on_all_ranks(rank_pool, run_args, small_model, stage, clipping):
+    args = run_args(small_model(0.0), config(stage, **clipping), max_steps=20, save_interval=1)
     answers = rank_pool(2).run(train_with_bad_steps, args, set(range(3, 20)), float("inf"))
     for answer in answers:
         assert "step 12: 10 steps in a row had a gradient that is not finite" in answer["error"]
@@ -95,10 +107,10 @@ def test_ten_skipped_steps_in_a_row_end_the_run_on_all_ranks(rank_pool, run_args
     assert answers[0]["lines"][-1]["skipped_steps"] == 9
 
 
-@pytest.mark.parametrize("stage", [0, 1])
-def test_a_dynamic_scale_at_its_minimum_ends_the_run(rank_pool, run_args, small_model, stage):
+@pytest.mark.parametrize(("stage", "clipping"), [(0, {}), (1, {}), (0, CLIPPING), (1, CLIPPING)])
+def test_a_dynamic_scale_at_its_minimum_ends_the_run(rank_pool, run_args, small_model, stage, clipping):
     fp16 = {"enabled": True, "initial_scale_power": 3, "hysteresis": 1, "min_loss_scale": 1}
-    args = run_args(small_model(0.0), config(stage, fp16=fp16), max_steps=20)
+    args = run_args(small_model(0.0), config(stage, fp16=fp16, **clipping), max_steps=20)
     answers = rank_pool(2).run(train_with_bad_steps, args, set(range(1, 20)), float("inf"))
     for answer in answers:
         # 8, 4, 2 and 1 are tried in steps 1 to 4.

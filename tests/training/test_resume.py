@@ -81,6 +81,25 @@ def test_resuming_is_bit_for_bit_with_every_way_to_fill_batches(rank_pool, run_a
     assert relative_difference(resumed[1]["weights"], expected[1]["weights"]) == 0
 
 
+@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("saved_at", [1, 3])
+def test_resuming_with_bucket_clipping_that_bites_is_bit_for_bit(rank_pool, run_args, small_model, stage, saved_at):
+    clipping = {"enabled": True, "bucket_size_mb": 0.01}
+    model, pool = small_model(0.1), rank_pool(2)
+    ds_config = config(stage, gradient_clipping=0.02, ds_bert={"bucket_clipping": clipping})
+    whole = run_args(model, ds_config, max_steps=5, save_interval=saved_at)
+    expected = pool.run(train, whole)
+    crashed = run_args(model, ds_config, max_steps=5, save_interval=saved_at)
+    pool.run(train, crashed, saved_at + 1)
+    resumed = pool.run(train, crashed)
+    assert f"at step {saved_at}" in resumed[0]["log"]
+    assert metrics(crashed) == metrics(whole)
+    assert all(line["clipped_share"] > 0.5 for line in metrics_lines(crashed) if "loss" in line)
+    for ours, theirs in zip(resumed, expected, strict=True):
+        assert relative_difference(ours["weights"], theirs["weights"]) == 0
+        assert all(torch.equal(a, b) for a, b in zip(ours["optimizer"], theirs["optimizer"], strict=True))
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_resuming_on_2_then_1_then_4_ranks_follows_the_same_samples(rank_pool, run_args, small_model, stage):
     model = small_model(0.0)
