@@ -16,6 +16,8 @@ from ds_bert.errors import UserError
 
 SECTION = "ds_bert"
 
+MAX_INT = 2**31 - 1  # what numpy and torch must hold in 32 bits
+
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 # Where a DeepSpeed scheduler keeps a peak of its own; it then ignores the optimizer's rate.
@@ -52,22 +54,22 @@ class SamplingConfig(Section):
     """What a sample of n tokens costs: "tokens" (n), "flops" (n + n^2 / (6 hidden size)), or a file that
     `ds-bert balance --measure` wrote."""
 
-    window: int = Field(32, ge=1)
+    window: int = Field(32, ge=1, le=MAX_INT)
     """Micro-steps that `local_sort` sorts together."""
 
     window_scope: Literal["rank", "world"] = "rank"
     """Whether `local_sort` sorts each rank's part of a window by itself or all together."""
 
-    edges: tuple[Annotated[int, Field(ge=1)], ...] = (128, 256, 384, 512)
+    edges: tuple[Annotated[int, Field(ge=1, le=MAX_INT)], ...] = (128, 256, 384, 512)
     """Tokens at which the strata of `stratified` end, rising; longer samples make one more."""
 
-    strata: int | None = Field(None, ge=1)
+    strata: int | None = Field(None, ge=1, le=MAX_INT)
     """Number of strata that hold equally many samples, in place of `edges`."""
 
     equal_counts: bool = True
     """false: `balanced` gives the micro-batches different numbers of samples for more equal work."""
 
-    max_tokens_per_micro_batch: int | None = Field(None, ge=1)
+    max_tokens_per_micro_batch: int | None = Field(None, ge=1, le=MAX_INT)
     """`balanced` fills micro-batches up to so many tokens, whatever number of samples that is."""
 
     carry_over: bool = False

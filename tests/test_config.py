@@ -29,13 +29,22 @@ def test_the_keys_of_the_section_are_these():
         "strategy", "cost_model", "window", "window_scope", "edges", "strata", "equal_counts",
         "max_tokens_per_micro_batch", "carry_over",
     )  # fmt: skip
-    assert keys == {"masking.probability", "masking.unit", *(f"sampling.{key}" for key in sampling)}
+    clipping = ("enabled", "threshold", "bucket_size_mb", "overlap", "communication_dtype", "trace")
+    assert keys == {
+        "masking.probability",
+        "masking.unit",
+        *(f"sampling.{key}" for key in sampling),
+        *(f"bucket_clipping.{key}" for key in clipping),
+    }
 
 
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"maskin": {}}, "ds_bert.maskin: unknown key; did you mean 'masking'? (valid: sampling, masking)"),
+        (
+            {"maskin": {}},
+            "ds_bert.maskin: unknown key; did you mean 'masking'? (valid: bucket_clipping, sampling, masking)",
+        ),
         (
             {"masking": {"probabilty": 0.1}},
             "ds_bert.masking.probabilty: unknown key; did you mean 'probability'? (valid: probability, unit)",

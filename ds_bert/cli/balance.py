@@ -42,6 +42,11 @@ def run(args: argparse.Namespace) -> int:
         return _measure(args)
     if args.world_size is None or args.micro_batch_size is None:
         raise UsageError("give --world-size and --micro-batch-size")
+    if args.plot is not None:
+        if not Path(args.plot).suffix:
+            raise UsageError(f"--plot {args.plot}: give the picture an ending, such as .png")
+        if not Path(args.plot).parent.is_dir():
+            raise UsageError(f"--plot {args.plot}: there is no folder {Path(args.plot).parent}")
     from ds_bert.planning import read_lengths, recommend, simulate
     from ds_bert.sampling import STRATEGIES, as_lengths, cost_table
 
@@ -92,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace) -> dict[str, dict]:
     """The keys given, by the strategy they belong to."""
     edges = None
-    if args.edges:
+    if args.edges is not None:
         try:
             edges = [int(edge) for edge in args.edges.split(",")]
         except ValueError:
@@ -148,6 +153,8 @@ def _measure(args: argparse.Namespace) -> int:
     choose_device()
     from ds_bert.planning.measure import measure_costs
 
+    if not Path(args.measure).parent.is_dir():
+        raise UsageError(f"--measure {args.measure}: there is no folder {Path(args.measure).parent}")
     table = measure_costs(args.model, micro_batch_size=args.micro_batch_size or 8)
     Path(args.measure).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(table) if args.json else f"cost table: {args.measure}")

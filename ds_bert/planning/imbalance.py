@@ -39,10 +39,12 @@ class StrategyReport:
 
     packed: Execution
     padded: Execution
+    steps: int
+    """Steps planned: as many as asked for, or an epoch's."""
     plan_ms_per_step: float
     """Time to plan a step on one core, for all ranks: what each rank spends."""
     plan_memory_mb: float
-    """Peak memory of planning, in 10^6 bytes, the lengths included."""
+    """Peak memory of planning, in 10^6 bytes, besides the lengths themselves."""
 
     def as_dict(self) -> dict:
         """Plain numbers; of a figure that differs from step to step the mean, `..._p99` and `..._worst`.
@@ -88,7 +90,8 @@ def simulate(lengths: np.ndarray, table: np.ndarray, *, steps: int, **sampler_op
     return StrategyReport(
         packed=executions[True],
         padded=executions[False],
-        plan_ms_per_step=1e3 * seconds / len(plans),
+        steps=len(plans),
+        plan_ms_per_step=1e3 * seconds / max(1, len(plans) - 1),  # the first was planned above
         plan_memory_mb=peak / 1e6,
     )
 

@@ -6,6 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from ds_bert.errors import UserError
+from ds_bert.sampling import MAX_SAMPLES
+
+MAX_DIGITS = 18  # of a 64-bit number
 
 
 def read_lengths(path: str | Path) -> np.ndarray:
@@ -28,7 +31,7 @@ def read_lengths(path: str | Path) -> np.ndarray:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"--lengths {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise UserError(f"--lengths {path}: cannot be read: {error}") from None
     return _from_json(path, text) if path.suffix == ".json" else _from_lines(path, text)
 
@@ -36,8 +39,12 @@ def read_lengths(path: str | Path) -> np.ndarray:
 def _from_json(path: Path, text: str) -> np.ndarray:
     try:
         content = json.loads(text)
+    except RecursionError:
+        raise UserError(f"--lengths {path}: too deeply nested") from None
     except json.JSONDecodeError as error:
         raise UserError(f"--lengths {path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise UserError(f"--lengths {path}: {error}") from None
     counts = content.get("counts") if isinstance(content, dict) else None
     values = content if counts is None else counts
     if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
@@ -46,13 +53,22 @@ def _from_json(path: Path, text: str) -> np.ndarray:
             "1, 2, 3, ... tokens"
         )
     if counts is None:
-        return np.array(values, dtype=np.int64)
+        return _array(path, values)
+    if sum(counts) > MAX_SAMPLES:
+        raise UserError(f"--lengths {path}: {sum(counts)} samples; at most {MAX_SAMPLES} are supported")
     return np.repeat(np.arange(1, len(counts) + 1, dtype=np.uint32), counts)
 
 
 def _from_lines(path: Path, text: str) -> np.ndarray:
     lines = text.split("\n")
     for number, line in enumerate(lines, 1):
-        if line.strip() and not line.strip().isdecimal():
+        if line.strip() and not (line.strip().isdecimal() and len(line.strip()) <= MAX_DIGITS):
             raise UserError(f"--lengths {path}:{number}: {line.strip()[:40]!r} is no whole number; write one a line")
-    return np.array([int(line) for line in lines if line.strip()], dtype=np.int64)
+    return _array(path, [int(line) for line in lines if line.strip()])
+
+
+def _array(path: Path, values: list[int]) -> np.ndarray:
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError:
+        raise UserError(f"--lengths {path}: {max(values)} is no sample's number of tokens") from None

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ds_bert.config import SamplingConfig, checked
+from ds_bert.config import MAX_INT, SamplingConfig, checked
 from ds_bert.errors import UserError
 from ds_bert.sampling.cost import cost_table, cost_units
 from ds_bert.sampling.epoch import DrawnEpoch
@@ -20,6 +20,10 @@ STATE_VERSION = 2
 
 # Steps kept, so that who iterates and who asks for a global batch some steps behind share the work.
 STEPS_KEPT = 16
+
+MAX_SAMPLES = np.iinfo(np.int32).max // 2  # as many again can be carried over
+
+MAX_LENGTH = 1 << 24  # tokens: the cost table has an entry for each
 
 NOTHING = np.empty(0, dtype=np.int32)
 
@@ -76,26 +80,27 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
         self.sizes = BatchSizes(micro_batch_size, gradient_accumulation_steps, world_size)
         for name, value in {**vars(self.sizes), "hidden_size": hidden_size}.items():
             _check_at_least(1, name, value)
+            if value > MAX_INT:
+                raise UserError(f"{name}: must be at most {MAX_INT}, not {value}")
+        if not isinstance(packed, bool | np.bool_):
+            raise UserError(f"packed: must be true or false, not {packed!r}")
         for name, value in {"rank": rank, "seed": seed}.items():
             _check_at_least(0, name, value)
+        self.sizes = BatchSizes(*(int(size) for size in vars(self.sizes).values()))
         if rank >= world_size:
             raise UserError(f"rank: must be below the world size of {world_size}, not {rank}")
         self.options = checked(
             SamplingConfig, {"strategy": strategy, "cost_model": cost_model, **options}, "ds_bert.sampling"
         )
-        self.rank, self.seed, self.packed = rank, seed, packed
+        # A numpy integer would not survive json.dumps.
+        self.rank, self.seed, self.packed = int(rank), int(seed), bool(packed)
         of_sample = as_lengths(lengths)
         table = cost_table(self.options.cost_model, int(of_sample.max()), hidden_size=hidden_size)
         self.lengths = Lengths(of_sample, cost_units(table))
         self.num_samples = len(of_sample)
         self._ranks_compared = False
         self._begin(0, NOTHING)
-        if not self._has_one_step():
-            raise UserError(
-                f"the data hold {self.num_samples} samples, less than one global batch of "
-                f"{self.sizes.global_batch_size} (micro-batch {micro_batch_size} x accumulation "
-                f"{gradient_accumulation_steps} x world size {world_size}); lower train_batch_size or prepare more text"
-            )
+        self._check_one_step()
 
     @property
     def batch_size(self) -> int:
@@ -147,7 +152,7 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
         """Start `epoch` at its first sample; the epoch that was loaded goes on where it was."""
         _check_at_least(0, "epoch", epoch)
         if epoch != self.epoch:
-            self._begin(epoch, self._carried_into(epoch))
+            self._begin(int(epoch), self._carried_into(epoch))
 
     def state_dict(self, micro_steps_consumed: int | None = None) -> dict:
         """The position as plain values, the same on every rank.
@@ -160,6 +165,8 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
             UserError: more than the epoch has.
         """
         done = self._yielded if micro_steps_consumed is None else micro_steps_consumed
+        _check_at_least(0, "micro_steps_consumed", done)
+        done = int(done)
         if not 0 <= done <= len(self):
             raise UserError(f"micro_steps_consumed: must be from 0 to the {len(self)} that were left, not {done}")
         step, micro_step = divmod(self._start + done, self.sizes.gradient_accumulation_steps)
@@ -181,6 +188,12 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
         """
         if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
             raise UserError(f"the saved data position is not of version {STATE_VERSION}; it comes from elsewhere")
+        try:
+            self._load(state)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"the saved data position is damaged ({type(error).__name__}: {error})") from None
+
+    def _load(self, state: dict) -> None:
         mine = self._identity()
         differing = [key for key in mine if state["identity"].get(key) != mine[key]]
         if differing:
@@ -197,6 +210,9 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
                 "a step the sizes cannot change: keep "
                 + ", ".join(f"{name} {last[name]} (here {value})" for name, value in vars(self.sizes).items())
             )
+        if not 0 <= state["micro_step"] < last["gradient_accumulation_steps"] or not last["steps"] >= 0:
+            raise ValueError(f"micro-step {state['micro_step']} of step {last['steps']}")
+        _check_at_least(0, "epoch", state["epoch"])
         self._begin(state["epoch"], np.array(state["carried"], dtype=np.int32))
         self._segments = earlier if same else [*earlier, last]
         self._start = last["steps"] * self.sizes.gradient_accumulation_steps + state["micro_step"] if same else 0
@@ -213,6 +229,7 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
         if self._ranks_compared or not dist.is_initialized() or dist.get_world_size(group) != self.sizes.world_size:
             return
         mine = {**self._identity(), **vars(self.sizes), "epoch": self.epoch, "start": self._start}
+        mine |= {"segments": self._segments, "carried": self._carried.tolist()}
         theirs: list[Any] = [None] * self.sizes.world_size
         dist.all_gather_object(theirs, (self.rank, mine), group=group)
         for key, value in theirs[0][1].items():
@@ -299,10 +316,20 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
             carried = drawn.samples(plan.order[plan.num_used :]).astype(np.int32)
         return carried
 
-    def _has_one_step(self) -> bool:
-        if self.options.max_tokens_per_micro_batch is None:
-            return self.num_samples >= self.sizes.global_batch_size
-        return self._plan().has_step(0)
+    def _check_one_step(self) -> None:
+        budget, sizes = self.options.max_tokens_per_micro_batch, self.sizes
+        if budget is not None and not self._plan().has_step(0):
+            raise UserError(
+                f"the data hold {int(self.lengths.of_sample.sum(dtype=np.int64))} tokens, too few for one step of "
+                f"{sizes.micro_batches} micro-batches of up to {budget} tokens; lower max_tokens_per_micro_batch or "
+                "prepare more text"
+            )
+        if budget is None and self.num_samples < sizes.global_batch_size:
+            raise UserError(
+                f"the data hold {self.num_samples} samples, less than one global batch of {sizes.global_batch_size} "
+                f"(micro-batch {sizes.micro_batch_size} x accumulation {sizes.gradient_accumulation_steps} x world "
+                f"size {sizes.world_size}); lower train_batch_size or prepare more text"
+            )
 
 
 def _check_at_least(minimum: int, name: str, value: Any) -> None:
@@ -316,11 +343,13 @@ def as_lengths(lengths: np.ndarray | torch.Tensor | Sequence[int]) -> np.ndarray
     Raises:
         UserError: they are no one-dimensional row of whole numbers of at least 1.
     """
-    if isinstance(lengths, torch.Tensor):
-        lengths = lengths.detach().cpu().numpy()
     try:
+        if isinstance(lengths, torch.Tensor):
+            if lengths.dtype.is_floating_point:
+                lengths = lengths.float()  # numpy has no bfloat16; refused below
+            lengths = lengths.detach().cpu().numpy()
         array = np.asarray(lengths)
-    except ValueError:
+    except (TypeError, ValueError, OverflowError):
         raise UserError("lengths: must be one whole number a sample, not rows of different lengths") from None
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         raise UserError(
@@ -329,8 +358,12 @@ def as_lengths(lengths: np.ndarray | torch.Tensor | Sequence[int]) -> np.ndarray
     smallest, largest = int(array.min()), int(array.max())
     if smallest < 1:
         raise UserError(f"lengths: sample {int(array.argmin())} has {smallest} tokens; must be at least 1")
-    if array.size > np.iinfo(np.int32).max // 2:
-        raise UserError(f"lengths: {array.size} samples; at most {np.iinfo(np.int32).max // 2} are supported")
+    if largest > MAX_LENGTH:
+        raise UserError(
+            f"lengths: sample {int(array.argmax())} has {largest} tokens; at most {MAX_LENGTH} are supported"
+        )
+    if array.size > MAX_SAMPLES:
+        raise UserError(f"lengths: {array.size} samples; at most {MAX_SAMPLES} are supported")
     return array.astype(np.uint16 if largest < 1 << 16 else np.uint32, copy=False)
 
 

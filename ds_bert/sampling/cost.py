@@ -32,7 +32,11 @@ def cost_table(cost_model: str, max_length: int, *, hidden_size: int) -> np.ndar
     if cost_model == "flops":
         return n + n * n / (6 * hidden_size)
     seconds_per_token, seconds_per_token_squared = _read_measured(Path(cost_model))
-    return seconds_per_token * n + seconds_per_token_squared * n * n
+    with np.errstate(over="ignore"):
+        table = seconds_per_token * n + seconds_per_token_squared * n * n
+    if not np.isfinite(table).all():
+        raise UserError(f"ds_bert.sampling.cost_model: {cost_model}: a sample of {max_length} tokens costs too much")
+    return table
 
 
 def cost_units(table: np.ndarray) -> np.ndarray:

@@ -3,14 +3,16 @@
 import argparse
 from collections.abc import Callable
 
+from ds_bert.config import MAX_INT
+
 
 def _at_least(minimum: int) -> Callable[[str], int]:
     """An argparse type: whole numbers from `minimum` on."""
 
     def parse(text: str) -> int:
         value = int(text)
-        if value < minimum:
-            raise argparse.ArgumentTypeError(f"must be at least {minimum}, not {value}")
+        if not minimum <= value <= MAX_INT:
+            raise argparse.ArgumentTypeError(f"must be from {minimum} to {MAX_INT}, not {value}")
         return value
 
     parse.__name__ = "int"  # argparse says "invalid int value"

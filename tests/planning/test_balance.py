@@ -109,6 +109,12 @@ def test_lengths_in_other_forms(tmp_path, name, content):
         ("l.json", '{"count": [1]}', "must be a list of whole numbers, or"),
         ("l.json", "{", "l.json:1:2: not valid JSON"),
         ("l.npy", "not numpy", "l.npy: cannot be read"),
+        ("l.npy", "", "l.npy: cannot be read"),
+        ("l.txt", "9" * 40, "is no whole number"),
+        ("l.json", f"[{'9' * 40}]", "is no sample's number of tokens"),
+        ("l.json", f"[{'9' * 5000}]", "Exceeds the limit"),
+        ("l.json", "[" * 100_000, "too deeply nested"),
+        ("l.json", '{"counts": [1000000000000]}', "1000000000000 samples; at most"),
         ("missing.txt", None, "missing.txt: No such file"),
     ],
     ids=str,
@@ -127,6 +133,11 @@ def test_other_files_are_refused(capsys, tmp_path, name, content, message):
         ([], "give --world-size and --micro-batch-size"),
         (["--world-size", "2", "--micro-batch-size", "1", "--edges", "a,b"], "must be whole numbers with commas"),
         (["--world-size", "2", "--micro-batch-size", "1", "--plot", "b.nonsense"], "--plot b.nonsense: "),
+        (["--world-size", "2", "--micro-batch-size", "1", "--plot", "b"], "--plot b: give the picture an ending"),
+        (
+            ["--world-size", "2", "--micro-batch-size", "1", "--plot", "no/b.png"],
+            "--plot no/b.png: there is no folder no",
+        ),
     ],
     ids=str,
 )
@@ -139,6 +150,11 @@ def test_more_ranks_than_data_is_one_line(capsys, lengths_file):
     code = main(["balance", "--lengths", str(lengths_file), "--world-size", "9999", "--micro-batch-size", "1"])
     assert code == 1
     assert "hold 6000 samples, less than one global batch of 9999" in capsys.readouterr().err
+
+
+def test_a_table_that_cannot_be_written_is_told_before_measuring(capsys):
+    assert main(["balance", "--measure", "no/such/folder/cost.json"]) == 2
+    assert "there is no folder no/such/folder" in capsys.readouterr().err
 
 
 def test_a_measured_table_can_be_used(capsys, tmp_path, lengths_file, monkeypatch):

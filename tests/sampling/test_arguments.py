@@ -1,6 +1,7 @@
 """What the sampler refuses, and how it says so."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -42,6 +43,9 @@ def test_lengths_may_be_a_memory_map(tmp_path):
         (7, r"not shape \(\) of int64"),
         ([3, 0, 2], "sample 1 has 0 tokens; must be at least 1"),
         (torch.ones(2, 2, dtype=torch.int64), r"not shape \(2, 2\)"),
+        (torch.ones(2, dtype=torch.bfloat16), "of float32"),
+        ([3, 2**32 + 4], "sample 1 has 4294967300 tokens; at most 16777216 are supported"),
+        ([3, 2**80], "lengths: must be"),
     ],
     ids=str,
 )
@@ -76,7 +80,7 @@ def test_bad_options_are_named(options, message):
 
 
 def test_a_budget_that_the_data_cannot_fill_is_refused():
-    with pytest.raises(UserError, match="hold 3 samples, less than one global batch"):
+    with pytest.raises(UserError, match="hold 17 tokens, too few for one step of 1 micro-batches of up to 100 tokens"):
         LengthBalancedBatchSampler([5, 3, 9], **SIZES, max_tokens_per_micro_batch=100)
 
 
@@ -102,6 +106,22 @@ def test_a_foreign_state_is_refused(state):
         samplers(30, 2, 1, 1)[0].load_state_dict(state)
 
 
+@pytest.mark.parametrize("damage", [{"identity": 3}, {"segments": []}, {"segments": [{}]}, {"carried": "x"}], ids=str)
+def test_a_damaged_state_is_refused(damage):
+    sampler = samplers(30, 2, 1, 1)[0]
+    with pytest.raises(UserError, match="the saved data position is damaged"):
+        sampler.load_state_dict({**sampler.state_dict(2), **damage})
+
+
+def test_a_state_survives_json_whatever_integers_the_sampler_was_given():
+    sizes = {name: np.int64(value) for name, value in SIZES.items()}
+    sampler = LengthBalancedBatchSampler([5, 3, 9], **sizes, seed=np.int64(1), packed=np.bool_(False))
+    sampler.set_epoch(np.int64(2))
+    assert json.loads(json.dumps(sampler.state_dict(np.int64(2))))["segments"][0]["samples_consumed"] == 2
+    with pytest.raises(UserError, match="micro_steps_consumed: must be a whole number"):
+        sampler.state_dict(1.5)
+
+
 def test_a_count_beyond_the_epoch_is_refused():
     sampler = samplers(30, 2, 1, 1)[0]
     with pytest.raises(UserError, match="from 0 to the 15 that were left, not 16"):
@@ -124,4 +144,7 @@ def test_cost_models_by_hand(tmp_path):
     assert cost_table(str(tmp_path / "cost.json"), 2, hidden_size=768).tolist() == [0, 0.75, 2]
     (tmp_path / "cost.json").write_text('{"seconds_per_token": -1, "seconds_per_token_squared": 0.25}')
     with pytest.raises(UserError, match="must be finite, at least 0"):
+        cost_table(str(tmp_path / "cost.json"), 2, hidden_size=768)
+    (tmp_path / "cost.json").write_text('{"seconds_per_token": 1e308, "seconds_per_token_squared": 0}')
+    with pytest.raises(UserError, match="a sample of 2 tokens costs too much"):
         cost_table(str(tmp_path / "cost.json"), 2, hidden_size=768)

@@ -36,6 +36,23 @@ def test_ranks_that_differ_stop_with_the_same_message(rank_pool, per_rank, messa
     assert message.replace("\\", "") in first
 
 
+def load_on_rank_1_only() -> str:
+    import torch.distributed as dist
+
+    sizes = {"micro_batch_size": 1, "gradient_accumulation_steps": 1}
+    before = LengthBalancedBatchSampler(range(1, 9), **sizes, world_size=4, rank=0).state_dict(1)
+    sampler = LengthBalancedBatchSampler(range(1, 9), **sizes, world_size=2, rank=dist.get_rank())
+    if dist.get_rank() == 1:
+        sampler.load_state_dict(before)
+    with pytest.raises(UserError) as caught:
+        next(iter(sampler))
+    return str(caught.value)
+
+
+def test_a_position_loaded_on_one_rank_only_is_found(rank_pool):
+    assert "differ in segments" in rank_pool(2).run(load_on_rank_1_only)[0]
+
+
 def test_equal_ranks_go_on_and_a_sampler_for_other_sizes_compares_nothing(rank_pool):
     first, second = rank_pool(2).run(first_batch, [{}, {}])
     assert len(first) == len(second) == 1

@@ -205,3 +205,20 @@ def test_free_counts_beat_equal_ones():
         work = work_of_ranks(sampler, np.sum)
         spread[equal] = (work.max(axis=1) / work.mean(axis=1)).mean()
     assert spread[False] < 1.05 < spread[True]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"packed": True}, {"equal_counts": False}, {"gradient_accumulation_steps": 4}],
+    ids=["equal counts", "packed", "free counts", "accumulation"],
+)
+def test_no_rank_always_has_the_longest_sample(options):
+    sizes = {"micro_batch_size": 4, "gradient_accumulation_steps": 1, "world_size": 4, **options}
+    lengths = np.random.default_rng(0).permutation(np.arange(1, 4001))
+    sampler = LengthBalancedBatchSampler(lengths, **sizes, rank=0)
+    ranks = []
+    for step in range(40):
+        plan = sampler.step_plan(step)
+        longest = int(np.argmax(lengths[plan.samples]))
+        ranks.append((np.searchsorted(plan.bounds, longest, side="right") - 1) % 4)
+    assert np.bincount(ranks, minlength=4).min() >= 4
