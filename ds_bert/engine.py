@@ -13,6 +13,8 @@ from ds_bert.errors import UserError
 from ds_bert.reduction.attach import attach_to_engine
 from ds_bert.reduction.configuration import resolve_bucket_clipping
 
+TRACE_FOLDER = "trace"
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, None: None}
 
 
@@ -64,5 +66,6 @@ def _initialize_clipping(config: dict, section: BucketClippingConfig, given: dic
         bucket_size_mb=section.bucket_size_mb,
         overlap=section.overlap,
         communication_dtype=DTYPES[section.communication_dtype],
+        trace=TRACE_FOLDER if section.trace else None,
     )
     return results

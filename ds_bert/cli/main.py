@@ -16,6 +16,7 @@ COMMANDS = {
         "prepared data -> trained checkpoints (starts the deepspeed launcher)",
     ),
     "evaluate": ("ds_bert.cli.evaluate", "checkpoint or model folder -> held-out loss and masked accuracy"),
+    "trace": ("ds_bert.cli.trace", "traced run -> exposed and hidden communication of each step, overlap.png"),
     "export": ("ds_bert.cli.export", "checkpoint -> folder that transformers and sentence-transformers load"),
 }
 

@@ -1,6 +1,10 @@
 """Bucket clipping on a DeepSpeed engine: our reducer at stage 0, DeepSpeed's own buckets at ZeRO 1 and 2."""
 
+import time
+from pathlib import Path
+
 import torch
+import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.pipe.engine import PipelineEngine
@@ -9,6 +13,7 @@ from ds_bert.errors import UserError
 from ds_bert.reduction.configuration import KEY, check_compatible
 from ds_bert.reduction.guard import GradientGuard
 from ds_bert.reduction.reducer import OverlappedReducer, check_settings
+from ds_bert.reduction.trace import Trace
 from ds_bert.reduction.zero import ZeroClipping
 
 CLIENT_STATE = "ds_bert_bucket_clipping"
@@ -22,6 +27,7 @@ def attach_to_engine(
     bucket_size_mb: float = 25.0,
     overlap: bool = True,
     communication_dtype: torch.dtype | None = None,
+    trace: str | Path | None = None,
 ) -> OverlappedReducer | ZeroClipping:
     """Replace DeepSpeed's reduction and its clipping by bucket-wise clipping before the all-reduce.
 
@@ -35,6 +41,7 @@ def attach_to_engine(
         threshold, bucket_size_mb, overlap, communication_dtype: see `OverlappedReducer`. At ZeRO 1 and 2 only
             `threshold` counts: there DeepSpeed's `reduce_bucket_size`, `overlap_comm` and `communication_data_type` say
             the rest.
+        trace: folder for a Chrome trace of each rank; None for none.
 
     Returns:
         the reducer, also as `engine.bucket_clipping`; its `statistics` are those of the last step.
@@ -61,6 +68,8 @@ def attach_to_engine(
     guard.clipping = engine.bucket_clipping = clipping
     _switch_off_own_clipping(engine)
     _save_with_checkpoints(engine)
+    if trace is not None:
+        _trace_steps(engine, Trace(Path(trace), dist.get_rank()))
     return clipping
 
 
@@ -106,6 +115,36 @@ def _reduce_in_place_of(engine: DeepSpeedEngine, **settings) -> OverlappedReduce
 
     engine.allreduce_gradients = finish_at_the_boundary
     return reducer
+
+
+def _trace_steps(engine: DeepSpeedEngine, trace: Trace) -> None:
+    """Spans of forward, backward and optimizer around those of the reduction."""
+    engine.bucket_clipping.trace = engine.trace = trace
+    forward, backward, reduce = engine.forward, engine.backward, engine.allreduce_gradients
+    take_step = engine._take_model_step
+    backward_started = 0.0
+
+    def traced_forward(*args, **kwargs):
+        with trace.span("forward", "compute"):
+            return forward(*args, **kwargs)
+
+    def traced_backward(*args, **kwargs):
+        nonlocal backward_started
+        backward_started = time.perf_counter()
+        return backward(*args, **kwargs)
+
+    def traced_reduce(*args, **kwargs):
+        # DeepSpeed reduces at the end of its backward.
+        trace.add("backward", "compute", backward_started, time.perf_counter())
+        return reduce(*args, **kwargs)
+
+    def traced_step(*args, **kwargs):
+        with trace.span("optimizer", "compute"):
+            take_step(*args, **kwargs)
+        trace.end_step(engine.global_steps)
+
+    engine.forward, engine.backward, engine.allreduce_gradients = traced_forward, traced_backward, traced_reduce
+    engine._take_model_step = traced_step
 
 
 def _switch_off_own_clipping(engine: DeepSpeedEngine) -> None:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from ds_bert.reduction.norms import global_norm, tensor_norms
 from ds_bert.reduction.tied import TiedEmbedding
+from ds_bert.reduction.trace import Trace, span
 
 # As torch.nn.utils.clip_grad_norm_ has it, so that a gradient of zero divides by something.
 EPSILON = 1e-6
@@ -50,6 +51,9 @@ class Bucket:
         self._present = self._sent[self.elements :]
         sizes = [p.numel() for p in self.parameters]
         self._views = [part.view_as(p) for part, p in zip(self.averaged.split(sizes), self.parameters, strict=True)]
+        self.trace: Trace | None = None
+        self.label = ""
+        """What the trace calls it."""
         self._works: list[dist.Work] = []
         self._missing: list[bool] = []
         self.parameter_norms = torch.zeros(0)
@@ -71,7 +75,7 @@ class Bucket:
         for view, gradient in zip(self._views, gradients, strict=True):
             _scale_into(view, gradient, factor)
         self._present.copy_(torch.tensor([0.0 if missing else 1.0 for missing in self._missing]))
-        self._all_reduce(self._sent)
+        self._all_reduce(self._sent, f"all-reduce {self.label}")
 
     @property
     def _dense_threshold(self) -> float:
@@ -88,8 +92,9 @@ class Bucket:
 
     def receive(self) -> None:
         """Wait for the others; then every parameter's `grad` is the averaged one, or None if no rank had any."""
-        for work in self._works:
-            work.wait()
+        with span(self.trace, f"wait {self.label}", "wait"):
+            for work in self._works:
+                work.wait()
         self._works.clear()
         for parameter, view, missing, present in zip(
             self.parameters, self._views, self._missing, self._present, strict=True
@@ -105,11 +110,13 @@ class Bucket:
         """0-d bool: whether this rank clipped the bucket."""
         return self.coefficient < 1
 
-    def _all_reduce(self, tensor: torch.Tensor, op=dist.ReduceOp.SUM) -> dist.Work | None:
+    def _all_reduce(self, tensor: torch.Tensor, what: str, op=dist.ReduceOp.SUM) -> dist.Work | None:
         if self.world_size == 1:
             return None
         work = dist.all_reduce(tensor, op=op, group=self.group, async_op=True)
         self._works.append(work)
+        if self.trace:
+            self.trace.follow(what, work)
         return work
 
 
@@ -142,13 +149,20 @@ class SplitBucket(Bucket):
     def send(self, loss_scale: float) -> None:
         # Which rows any rank has looked up travels while there is time, so that the rows need no exchange of sizes.
         self._seen_V = self.tied.seen_rows()
-        self._seen_work = self._all_reduce(self._seen_V, dist.ReduceOp.MAX)
+        self._seen_work = self._all_reduce(self._seen_V, "which rows", dist.ReduceOp.MAX)
         super().send(loss_scale)
         self.tied.dense_VH = None
 
     def send_rest(self, loss_scale: float) -> None:
         if self._seen_work is not None:
-            self._seen_work.wait()
+            with span(self.trace, "wait which rows", "wait"):
+                self._seen_work.wait()
+        with span(self.trace, "clip rows", "clip"):
+            self._clip_rows(loss_scale)
+        self._all_reduce(self._rows_UH, "all-reduce rows")
+        self.tied.clear()
+
+    def _clip_rows(self, loss_scale: float) -> None:
         self._row_numbers = self._seen_V.nonzero().flatten()
         position_V = torch.cumsum(self._seen_V, 0, dtype=torch.int64) - 1
         rows_UH = self.tied.lookup_rows(position_V, len(self._row_numbers))
@@ -159,8 +173,6 @@ class SplitBucket(Bucket):
         self.parameter_norms = self.parameter_norms + norm
         self._missing = [self._missing[0] and not self.tied.has_lookups]
         self._rows_UH = rows_UH.mul_(self.rows_coefficient / self.world_size).to(self._sent.dtype)
-        self._all_reduce(self._rows_UH)
-        self.tied.clear()
 
     def receive(self) -> None:
         super().receive()

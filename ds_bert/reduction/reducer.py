@@ -20,6 +20,7 @@ from ds_bert.reduction.statistics import ReductionStatistics, first_nonfinite
 from ds_bert.reduction.thresholds import RULES
 from ds_bert.reduction.tied import TiedEmbedding
 from ds_bert.reduction.timing import now
+from ds_bert.reduction.trace import Trace, span
 
 MIB = 1 << 20
 
@@ -79,6 +80,8 @@ class OverlappedReducer:
         self.buckets: list[Bucket] = []
         self.statistics: ReductionStatistics | None = None
         """Of the last `finish()`."""
+        self.trace: Trace | None = None
+        """Gets a span for everything that is done, if set."""
         self._device = next(iter(self.parameters.values())).device
         self._synchronizes = synchronizes or (lambda: True)
         self._loss_scale = loss_scale
@@ -136,7 +139,8 @@ class OverlappedReducer:
             self._send_next()
 
     def _send_next(self) -> None:
-        self.buckets[self._next].send(self._loss_scale())
+        with span(self.trace, f"clip bucket {self._next}", "clip"):
+            self.buckets[self._next].send(self._loss_scale())
         self._next += 1
 
     def finish(self) -> ReductionStatistics:
@@ -164,7 +168,8 @@ class OverlappedReducer:
         for bucket in self.buckets:
             bucket.receive()
         if sums_work is not None:
-            sums_work.wait()
+            with span(self.trace, "wait sums", "wait"):
+                sums_work.wait()
         ended = now(self._device)
         self.statistics = ReductionStatistics(
             bucket_norms=torch.stack([bucket.norm for bucket in self.buckets]),
@@ -183,10 +188,15 @@ class OverlappedReducer:
         sums = torch.stack([norms.square().sum(), clipped.sum()])
         if self.world_size == 1:
             return sums, None
-        return sums, dist.all_reduce(sums, group=self.group, async_op=True)
+        work = dist.all_reduce(sums, group=self.group, async_op=True)
+        if self.trace:
+            self.trace.follow("sums of norms", work)
+        return sums, work
 
     def _rearm(self) -> None:
         self._next = 0
+        for number, bucket in enumerate(self.buckets):
+            bucket.trace, bucket.label = self.trace, f"bucket {number}"
         self._not_ready = [set(bucket.names) for bucket in self.buckets]
 
     def _learn(self) -> None:

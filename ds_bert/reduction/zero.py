@@ -11,6 +11,7 @@ from ds_bert.reduction.bucket import clip_coefficient
 from ds_bert.reduction.norms import tensor_norms
 from ds_bert.reduction.statistics import ReductionStatistics, first_nonfinite
 from ds_bert.reduction.thresholds import RULES
+from ds_bert.reduction.trace import Trace, span
 
 
 class ZeroClipping:
@@ -29,6 +30,7 @@ class ZeroClipping:
         self, engine: DeepSpeedEngine, *, max_norm: float, threshold: str, loss_scale: Callable[[], float]
     ) -> None:
         self.max_norm, self.threshold = max_norm, threshold
+        self.trace: Trace | None = None
         self.statistics: ReductionStatistics | None = None
         self.buckets: list[list[str]] = []
         """Parameter names of each bucket of the last step; at stage 2 of each of its micro-steps in turn."""
@@ -53,9 +55,14 @@ class ZeroClipping:
         average, reduce = self._optimizer.average_tensor, engine.allreduce_gradients
 
         def clip_and_average(tensor: torch.Tensor, communication_data_type: torch.dtype):
-            if tensor.numel():
+            if not tensor.numel():
+                return average(tensor, communication_data_type)
+            name = f"bucket {self._in_micro_step}"
+            with span(self.trace, f"clip {name}", "clip"):
                 self._clip(tensor, self._optimizer.ipg_buckets[communication_data_type].params)
-            return average(tensor, communication_data_type)
+            # On a CPU DeepSpeed waits in here, on a GPU it only starts.
+            with span(self.trace, f"all-reduce {name}", "communication"), span(self.trace, f"wait {name}", "wait"):
+                return average(tensor, communication_data_type)
 
         def reduce_and_finish(*args, **kwargs):
             result = reduce(*args, **kwargs)

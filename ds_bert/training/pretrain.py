@@ -12,7 +12,7 @@ from deepspeed import DeepSpeedEngine
 
 from ds_bert.cluster.ops import build_ops, needed_ops, use_torch_adam
 from ds_bert.cluster.ranks import run_rank
-from ds_bert.engine import initialize
+from ds_bert.engine import TRACE_FOLDER, initialize
 from ds_bert.errors import UserError
 from ds_bert.modeling import MaskedPositionHead, build_model
 from ds_bert.sampling import LengthBalancedBatchSampler
@@ -62,6 +62,8 @@ def pretrain(args: argparse.Namespace) -> None:
     metrics = together(lambda: MetricsLog(setup.run_folder, engine.global_steps) if first else None)
     if engine.global_steps >= setup.total_steps:
         _say(f"the run is complete: it has {engine.global_steps} steps and {setup.total_steps} were asked for")
+    if setup.section.bucket_clipping.trace and setup.section.bucket_clipping.enabled:
+        engine.trace.folder = setup.run_folder / TRACE_FOLDER
     trainer = Trainer(setup, engine, head, metrics, client_state)
     _say(_describe_epoch(trainer.sampler))
     trainer.train()
@@ -130,11 +132,12 @@ def _initialize(model: torch.nn.Module, ds_config: dict, source: str) -> DeepSpe
         UserError: DeepSpeed's own message.
     """
     try:
-        return initialize(model=model, model_parameters=model.parameters(), config=ds_config)[0]
+        engine = initialize(model=model, model_parameters=model.parameters(), config=ds_config)[0]
     except (AssertionError, AttributeError, ImportError, TypeError, ValueError) as error:
         log.debug("", exc_info=True)
         reason = " ".join(str(error).split())[:500]
         raise UserError(f"{source}: DeepSpeed refuses it: {type(error).__name__}: {reason}") from None
+    return engine
 
 
 def _say(message: str) -> None:
