@@ -10,8 +10,8 @@ import torch
 
 from ds_bert.config import SECTION, BucketClippingConfig, parse_section, read_json
 from ds_bert.errors import UserError
-from ds_bert.reduction.attach import attach_to_engine
 from ds_bert.reduction.configuration import resolve_bucket_clipping
+from ds_bert.reduction.engine import attach_to_engine
 
 TRACE_FOLDER = "trace"
 

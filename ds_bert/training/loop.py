@@ -14,7 +14,7 @@ from tqdm import tqdm
 from ds_bert.data.collator import MaskedBatch, MaskedLMDataset, PaddingCollator
 from ds_bert.data.masking import TokenMasker
 from ds_bert.modeling import MaskedPositionHead, masked_lm_loss
-from ds_bert.reduction.attach import guard_of
+from ds_bert.reduction.engine import guard_of
 from ds_bert.training.checkpoint import save_checkpoint
 from ds_bert.training.clock import RankClock
 from ds_bert.training.evaluation import Evaluator

@@ -11,8 +11,10 @@ def _at_least(minimum: int) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         value = int(text)
-        if not minimum <= value <= MAX_INT:
-            raise argparse.ArgumentTypeError(f"must be from {minimum} to {MAX_INT}, not {value}")
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"must be at least {minimum}, not {value}")
+        if value > MAX_INT:
+            raise argparse.ArgumentTypeError(f"must be at most {MAX_INT}, not {value}")
         return value
 
     parse.__name__ = "int"  # argparse says "invalid int value"

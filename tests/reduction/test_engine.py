@@ -117,7 +117,7 @@ def initialize(config: dict, seed: int = 0):
 def refuse_an_engine(config: dict) -> str:
     import deepspeed
 
-    from ds_bert.reduction.attach import attach_to_engine
+    from ds_bert.reduction.engine import attach_to_engine
 
     model = reference.tiny_bert()
     engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
