@@ -7,9 +7,11 @@ norm; all ways to reduce gradients take turns step by step in one run. Needs roo
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import two_hosts
@@ -49,7 +51,7 @@ def run(rate: str, ranks_per_host: int, port: int, **options) -> dict:
     return json.loads(line.removeprefix("RESULT "))
 
 
-def calibrate(ports: "Ports") -> int:
+def calibrate(ports: Iterator[int]) -> int:
     """Sequences a rank, so that a step has the wanted ratio to the transfer."""
     sequences = 16
     for _ in range(2):
@@ -58,17 +60,6 @@ def calibrate(ports: "Ports") -> int:
         print(f"{sequences} sequences: a step takes {ratio:.2f} of the all-reduces alone", flush=True)
         sequences = max(1, round(sequences * WORK_OVER_TRANSFER / ratio))
     return sequences
-
-
-class Ports:
-    """A new rendezvous port for each run."""
-
-    def __init__(self) -> None:
-        self.port = 29_600
-
-    def __next__(self) -> int:
-        self.port += 1
-        return self.port
 
 
 def summarise(report: dict) -> dict:
@@ -116,7 +107,7 @@ def main() -> None:
     parser.add_argument("--bucket-size-mb", type=float, default=1.0)
     parser.add_argument("--json", action="store_true", help="write benchmarks/results/overlap.json and .md")
     args = parser.parse_args()
-    where, ports, results = setting("torch", "deepspeed", "transformers"), Ports(), {}
+    where, ports, results = setting("torch", "deepspeed", "transformers"), itertools.count(29_601), {}
     with two_hosts.two_hosts():
         sequences = args.sequences or calibrate(ports)
         common = {"sequences": sequences, "rounds": args.rounds, "bucket_size_mb": args.bucket_size_mb}

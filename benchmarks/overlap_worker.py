@@ -201,7 +201,7 @@ VARIANTS: dict[str, type[Training]] = {
 
 
 def piece_sizes(model: nn.Module) -> list[int]:
-    """The gradient in pieces of at most 1 MiB, the word embedding whole, as a bucket plan has them."""
+    """Elements of the parameters but the smallest, the largest first: nearly all bytes of a gradient."""
     return [p.numel() for p in sorted(model.parameters(), key=lambda p: -p.numel()) if p.numel() > 4096]
 
 

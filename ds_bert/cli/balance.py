@@ -45,8 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         if not Path(args.plot).suffix:
             raise UsageError(f"--plot {args.plot}: give the picture an ending, such as .png")
-        if not Path(args.plot).parent.is_dir():
-            raise UsageError(f"--plot {args.plot}: there is no folder {Path(args.plot).parent}")
+        _check_folder("--plot", args.plot)
     from ds_bert.planning import read_lengths, recommend, simulate
     from ds_bert.sampling import STRATEGIES, as_lengths, cost_table
 
@@ -147,14 +146,19 @@ def _as_text(report: dict) -> str:
     return "\n".join([*rows, "", report["recommendation"]])
 
 
+def _check_folder(option: str, file: str) -> None:
+    """Before the work whose result goes there."""
+    if not Path(file).parent.is_dir():
+        raise UsageError(f"{option} {file}: there is no folder {Path(file).parent}")
+
+
 def _measure(args: argparse.Namespace) -> int:
+    _check_folder("--measure", args.measure)
     from ds_bert.cluster.device import choose_device
 
     choose_device()
     from ds_bert.planning.measure import measure_costs
 
-    if not Path(args.measure).parent.is_dir():
-        raise UsageError(f"--measure {args.measure}: there is no folder {Path(args.measure).parent}")
     table = measure_costs(args.model, micro_batch_size=args.micro_batch_size or 8)
     Path(args.measure).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(table) if args.json else f"cost table: {args.measure}")

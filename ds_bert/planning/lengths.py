@@ -53,7 +53,10 @@ def _from_json(path: Path, text: str) -> np.ndarray:
             "1, 2, 3, ... tokens"
         )
     if counts is None:
-        return _array(path, values)
+        try:
+            return np.array(values, dtype=np.int64)
+        except OverflowError:
+            raise UserError(f"--lengths {path}: {max(values)} is no sample's number of tokens") from None
     if sum(counts) > MAX_SAMPLES:
         raise UserError(f"--lengths {path}: {sum(counts)} samples; at most {MAX_SAMPLES} are supported")
     return np.repeat(np.arange(1, len(counts) + 1, dtype=np.uint32), counts)
@@ -64,11 +67,4 @@ def _from_lines(path: Path, text: str) -> np.ndarray:
     for number, line in enumerate(lines, 1):
         if line.strip() and not (line.strip().isdecimal() and len(line.strip()) <= MAX_DIGITS):
             raise UserError(f"--lengths {path}:{number}: {line.strip()[:40]!r} is no whole number; write one a line")
-    return _array(path, [int(line) for line in lines if line.strip()])
-
-
-def _array(path: Path, values: list[int]) -> np.ndarray:
-    try:
-        return np.array(values, dtype=np.int64)
-    except OverflowError:
-        raise UserError(f"--lengths {path}: {max(values)} is no sample's number of tokens") from None
+    return np.array([int(line) for line in lines if line.strip()], dtype=np.int64)

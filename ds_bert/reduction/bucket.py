@@ -1,7 +1,5 @@
 """One bucket: gradients of a few parameters that are clipped together and travel in one message."""
 
-from collections.abc import Sequence
-
 import torch
 import torch.distributed as dist
 
@@ -198,8 +196,3 @@ def _scale_into(target: torch.Tensor, gradient: torch.Tensor | None, factor: tor
     else:
         # A factor rounded to half precision would be off by 1e-3.
         target.copy_(gradient.float().mul_(factor))
-
-
-def total_norm(buckets: Sequence[Bucket]) -> torch.Tensor:
-    """The norm of the averaged gradient in received buckets: 0-d fp32."""
-    return global_norm([bucket.averaged for bucket in buckets])

@@ -12,7 +12,6 @@ VERSION = 1
 class Member:
     """What the plan needs to know of a parameter."""
 
-    elements: int
     bytes_sent: int
     kind: str
     """Dtype and device: parameters of one bucket have the same."""
@@ -52,28 +51,25 @@ class BucketPlan:
         """
         order = [name for name in dict.fromkeys(ready_order) if name in members]
         # Never ready so far, so most likely never used: nothing that is ready shall wait for them.
-        unseen = [name for name in reversed(members) if name not in set(order)]
+        seen = set(order)
+        unseen = [name for name in reversed(members) if name not in seen]
         buckets = []
         for names in (order, unseen):
             open_buckets: dict[str, list[str]] = {}
-            limits: dict[str, float] = {}
+            room: dict[str, float] = {}
             for name in names:
                 kind = members[name].kind
                 if name == split:
                     buckets.append([name])
                     continue
-                bucket = open_buckets.get(kind)
-                size = sum(members[other].bytes_sent for other in bucket or ()) + members[name].bytes_sent
-                if bucket is None or size > limits[kind]:
-                    limits[kind] = first_bucket_bytes if bucket is None and names is order else bucket_bytes
-                    bucket = open_buckets[kind] = []
-                    buckets.append(bucket)
-                bucket.append(name)
+                if kind not in open_buckets or members[name].bytes_sent > room[kind]:
+                    is_first = kind not in open_buckets and names is order
+                    room[kind] = first_bucket_bytes if is_first else bucket_bytes
+                    open_buckets[kind] = []
+                    buckets.append(open_buckets[kind])
+                open_buckets[kind].append(name)
+                room[kind] -= members[name].bytes_sent
         return cls(tuple(map(tuple, buckets)), split)
-
-    def elements(self, members: Mapping[str, Member]) -> list[int]:
-        """Gradient elements of each bucket."""
-        return [sum(members[name].elements for name in bucket) for bucket in self.buckets]
 
     def state_dict(self) -> dict:
         """Plain values that survive JSON."""

@@ -14,15 +14,15 @@ import torch.distributed as dist
 from torch import nn
 
 from ds_bert.errors import UserError
-from ds_bert.reduction.bucket import Bucket, SplitBucket, total_norm
+from ds_bert.reduction.bucket import Bucket, SplitBucket
+from ds_bert.reduction.configuration import MIB
+from ds_bert.reduction.norms import global_norm
 from ds_bert.reduction.plan import BucketPlan, Member
 from ds_bert.reduction.statistics import ReductionStatistics, first_nonfinite
 from ds_bert.reduction.thresholds import RULES
 from ds_bert.reduction.tied import TiedEmbedding
 from ds_bert.reduction.timing import now
 from ds_bert.reduction.trace import Trace, span
-
-MIB = 1 << 20
 
 # As in torch's DistributedDataParallel: what is ready first shall not wait for a whole bucket.
 FIRST_BUCKET_MB = 1.0
@@ -81,7 +81,7 @@ class OverlappedReducer:
         self.statistics: ReductionStatistics | None = None
         """Of the last `finish()`."""
         self.trace: Trace | None = None
-        """Gets a span for everything that is done, if set."""
+        """Gets a span for everything that is done, if set before the plan is learned or loaded."""
         self._device = next(iter(self.parameters.values())).device
         self._synchronizes = synchronizes or (lambda: True)
         self._loss_scale = loss_scale
@@ -175,7 +175,7 @@ class OverlappedReducer:
             bucket_norms=torch.stack([bucket.norm for bucket in self.buckets]),
             coefficients=torch.stack([bucket.coefficient for bucket in self.buckets]),
             sums=sums,
-            norm_after=total_norm(self.buckets) / self._loss_scale(),
+            norm_after=global_norm(bucket.averaged for bucket in self.buckets) / self._loss_scale(),
             wait=(started, ended),
             world_size=self.world_size,
         )
@@ -195,8 +195,6 @@ class OverlappedReducer:
 
     def _rearm(self) -> None:
         self._next = 0
-        for number, bucket in enumerate(self.buckets):
-            bucket.trace, bucket.label = self.trace, f"bucket {number}"
         self._not_ready = [set(bucket.names) for bucket in self.buckets]
 
     def _learn(self) -> None:
@@ -235,7 +233,7 @@ class OverlappedReducer:
 
     def _member(self, parameter: nn.Parameter) -> Member:
         dtype = self.communication_dtype or parameter.dtype
-        return Member(parameter.numel(), parameter.numel() * dtype.itemsize, f"{parameter.dtype} on {parameter.device}")
+        return Member(parameter.numel() * dtype.itemsize, f"{parameter.dtype} on {parameter.device}")
 
     def _adopt(self, plan: BucketPlan) -> None:
         elements = [sum(self.parameters[name].numel() for name in bucket) for bucket in plan.buckets]
@@ -248,6 +246,8 @@ class OverlappedReducer:
             for names, threshold in zip(plan.buckets, thresholds, strict=True)
         ]
         self._bucket_of = {name: index for index, names in enumerate(plan.buckets) for name in names}
+        for number, bucket in enumerate(self.buckets):
+            bucket.trace, bucket.label = self.trace, f"bucket {number}"
         self.plan = plan
         self._rearm()
 

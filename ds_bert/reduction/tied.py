@@ -52,7 +52,8 @@ class TiedEmbedding:
         if weight is None or weight is not getattr(decoder, "weight", None) or not weight.requires_grad:
             return None, None
         name = next(name for name, parameter in module.named_parameters() if parameter is weight)
-        owners = [owner for owner in module.modules() if weight in _Identity(owner._parameters.values())]
+        # By identity: a tensor's == compares its elements.
+        owners = [owner for owner in module.modules() if any(p is weight for p in owner._parameters.values())]
         if len(owners) != 2:
             return None, f"{len(owners)} modules share {name}"
         for owner, plain in ((embedding, nn.Embedding), (decoder, nn.Linear)):
@@ -138,25 +139,15 @@ class TiedEmbedding:
             self._merge_lookups()
 
     def _merge_lookups(self) -> None:
-        ids = torch.cat([ids for ids, _ in self._lookups])
-        unique, position = torch.unique(ids, return_inverse=True)
-        merged = torch.zeros(len(unique), self.weight.shape[1], dtype=torch.float32, device=self.weight.device)
-        merged.index_add_(0, position, torch.cat([gradient for _, gradient in self._lookups]).float())
-        self._lookups, self._rows_held = [(unique, merged)], len(unique)
+        unique = torch.cat([ids for ids, _ in self._lookups]).unique()
+        position_V = torch.zeros(self.weight.shape[0], dtype=torch.int64, device=self.weight.device)
+        position_V[unique] = torch.arange(len(unique), device=self.weight.device)
+        self._lookups = [(unique, self.lookup_rows(position_V, len(unique)))]
+        self._rows_held = len(unique)
 
     def _sum_lookups_densely(self) -> torch.Tensor:
         everywhere = torch.arange(self.weight.shape[0], device=self.weight.device)
         return self.lookup_rows(everywhere, len(everywhere)).to(self.weight.dtype)
-
-
-class _Identity:
-    """Membership by identity: a tensor's == compares its elements."""
-
-    def __init__(self, tensors) -> None:
-        self._ids = {id(tensor) for tensor in tensors}
-
-    def __contains__(self, tensor: torch.Tensor) -> bool:
-        return id(tensor) in self._ids
 
 
 class _Lookup(torch.autograd.Function):

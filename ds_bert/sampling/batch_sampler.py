@@ -77,23 +77,20 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
         packed: bool = False,
         **options: Any,
     ) -> None:
-        self.sizes = BatchSizes(micro_batch_size, gradient_accumulation_steps, world_size)
-        for name, value in {**vars(self.sizes), "hidden_size": hidden_size}.items():
-            _check_at_least(1, name, value)
-            if value > MAX_INT:
-                raise UserError(f"{name}: must be at most {MAX_INT}, not {value}")
+        self.sizes = BatchSizes(
+            _whole_number("micro_batch_size", micro_batch_size, 1, MAX_INT),
+            _whole_number("gradient_accumulation_steps", gradient_accumulation_steps, 1, MAX_INT),
+            _whole_number("world_size", world_size, 1, MAX_INT),
+        )
+        hidden_size = _whole_number("hidden_size", hidden_size, 1, MAX_INT)
         if not isinstance(packed, bool | np.bool_):
             raise UserError(f"packed: must be true or false, not {packed!r}")
-        for name, value in {"rank": rank, "seed": seed}.items():
-            _check_at_least(0, name, value)
-        self.sizes = BatchSizes(*(int(size) for size in vars(self.sizes).values()))
+        self.rank, self.seed, self.packed = _whole_number("rank", rank), _whole_number("seed", seed), bool(packed)
         if rank >= world_size:
             raise UserError(f"rank: must be below the world size of {world_size}, not {rank}")
         self.options = checked(
             SamplingConfig, {"strategy": strategy, "cost_model": cost_model, **options}, "ds_bert.sampling"
         )
-        # A numpy integer would not survive json.dumps.
-        self.rank, self.seed, self.packed = int(rank), int(seed), bool(packed)
         of_sample = as_lengths(lengths)
         table = cost_table(self.options.cost_model, int(of_sample.max()), hidden_size=hidden_size)
         self.lengths = Lengths(of_sample, cost_units(table))
@@ -150,9 +147,9 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Start `epoch` at its first sample; the epoch that was loaded goes on where it was."""
-        _check_at_least(0, "epoch", epoch)
+        epoch = _whole_number("epoch", epoch)
         if epoch != self.epoch:
-            self._begin(int(epoch), self._carried_into(epoch))
+            self._begin(epoch, self._carried_into(epoch))
 
     def state_dict(self, micro_steps_consumed: int | None = None) -> dict:
         """The position as plain values, the same on every rank.
@@ -165,9 +162,8 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
             UserError: more than the epoch has.
         """
         done = self._yielded if micro_steps_consumed is None else micro_steps_consumed
-        _check_at_least(0, "micro_steps_consumed", done)
-        done = int(done)
-        if not 0 <= done <= len(self):
+        done = _whole_number("micro_steps_consumed", done)
+        if done > len(self):
             raise UserError(f"micro_steps_consumed: must be from 0 to the {len(self)} that were left, not {done}")
         step, micro_step = divmod(self._start + done, self.sizes.gradient_accumulation_steps)
         here = {**vars(self.sizes), "steps": step, "samples_consumed": self._plan().samples_before(step)}
@@ -212,8 +208,7 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
             )
         if not 0 <= state["micro_step"] < last["gradient_accumulation_steps"] or not last["steps"] >= 0:
             raise ValueError(f"micro-step {state['micro_step']} of step {last['steps']}")
-        _check_at_least(0, "epoch", state["epoch"])
-        self._begin(state["epoch"], np.array(state["carried"], dtype=np.int32))
+        self._begin(_whole_number("epoch", state["epoch"]), np.array(state["carried"], dtype=np.int32))
         self._segments = earlier if same else [*earlier, last]
         self._start = last["steps"] * self.sizes.gradient_accumulation_steps + state["micro_step"] if same else 0
 
@@ -332,9 +327,17 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
             )
 
 
-def _check_at_least(minimum: int, name: str, value: Any) -> None:
+def _whole_number(name: str, value: Any, minimum: int = 0, maximum: int | None = None) -> int:
+    """The value as a plain integer: a numpy one would not survive json.dumps.
+
+    Raises:
+        UserError: it is none, or out of range.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < minimum:
         raise UserError(f"{name}: must be a whole number of at least {minimum}, not {value!r}")
+    if maximum is not None and value > maximum:
+        raise UserError(f"{name}: must be at most {maximum}, not {value}")
+    return int(value)
 
 
 def as_lengths(lengths: np.ndarray | torch.Tensor | Sequence[int]) -> np.ndarray:
