@@ -145,6 +145,7 @@ class DeepSpeed(Training):
 
     stage = 0
     bucket_clipping = False
+    sent_in: str | None = None
 
     def prepare(self, args: argparse.Namespace) -> None:
         config = {
@@ -155,6 +156,8 @@ class DeepSpeed(Training):
             "zero_allow_untested_optimizer": True,
         }
         section = {"enabled": self.bucket_clipping, "bucket_size_mb": args.bucket_size_mb}
+        if self.sent_in:
+            section["communication_dtype"] = self.sent_in
         initialize = deepspeed.initialize
         if self.bucket_clipping:
             initialize, config["ds_bert"] = ds_bert.initialize, {"bucket_clipping": section}
@@ -181,6 +184,12 @@ class Ours(DeepSpeed):
     bucket_clipping = True
 
 
+class OursInBf16(Ours):
+    """The same, the gradients sent in bf16."""
+
+    sent_in = "bf16"
+
+
 class OursZero2(DeepSpeedZero2):
     """The same at ZeRO 2."""
 
@@ -196,6 +205,7 @@ VARIANTS: dict[str, type[Training]] = {
     "DeepSpeed ZeRO 2": DeepSpeedZero2,
     "ds_bert without DeepSpeed": OursPlain,
     "ds_bert stage 0": Ours,
+    "ds_bert stage 0, sent in bf16": OursInBf16,
     "ds_bert ZeRO 2": OursZero2,
 }
 

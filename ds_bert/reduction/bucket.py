@@ -3,8 +3,10 @@
 import torch
 import torch.distributed as dist
 
-from ds_bert.reduction.norms import global_norm, tensor_norms
+from ds_bert.reduction.communication import wait_for
+from ds_bert.reduction.norms import global_norm, row_norms, tensor_norms
 from ds_bert.reduction.tied import TiedEmbedding
+from ds_bert.reduction.timing import Moment
 from ds_bert.reduction.trace import Trace, span
 
 # As torch.nn.utils.clip_grad_norm_ has it, so that a gradient of zero divides by something.
@@ -52,16 +54,21 @@ class Bucket:
         self.trace: Trace | None = None
         self.label = ""
         """What the trace calls it."""
-        self._works: list[dist.Work] = []
+        self.waits: list[tuple[Moment, Moment]] = []
+        """Of this step, for communication after the backward pass."""
+        self._work: dist.Work | None = None
         self._missing: list[bool] = []
         self.parameter_norms = torch.zeros(0)
         """(parameters,) fp32: of this rank's gradients, unscaled."""
         self.norm = torch.zeros(())
         """0-d fp32: this rank's norm before clipping, unscaled."""
+        self.averaged_norm = torch.zeros(())
+        """0-d fp32: after `receive`, the norm of `averaged`."""
         self.coefficient = torch.ones(())
 
     def send(self, loss_scale: float) -> None:
         """Clip what this rank has and start its all-reduce; the gradients leave the parameters."""
+        self.waits = []
         gradients = self._take_gradients()
         self._missing = [gradient is None for gradient in gradients]
         zero = torch.zeros((), device=self._sent.device)
@@ -73,7 +80,7 @@ class Bucket:
         for view, gradient in zip(self._views, gradients, strict=True):
             _scale_into(view, gradient, factor)
         self._present.copy_(torch.tensor([0.0 if missing else 1.0 for missing in self._missing]))
-        self._all_reduce(self._sent, f"all-reduce {self.label}")
+        self._work = self._all_reduce(self._sent, f"all-reduce {self.label}")
 
     @property
     def _dense_threshold(self) -> float:
@@ -90,10 +97,11 @@ class Bucket:
 
     def receive(self) -> None:
         """Wait for the others; then every parameter's `grad` is the averaged one, or None if no rank had any."""
-        with span(self.trace, f"wait {self.label}", "wait"):
-            for work in self._works:
-                work.wait()
-        self._works.clear()
+        self._wait_for(self._work, f"wait {self.label}")
+        self._give_gradients()
+        self.averaged_norm = global_norm([self.averaged])
+
+    def _give_gradients(self) -> None:
         for parameter, view, missing, present in zip(
             self.parameters, self._views, self._missing, self._present, strict=True
         ):
@@ -112,10 +120,12 @@ class Bucket:
         if self.world_size == 1:
             return None
         work = dist.all_reduce(tensor, op=op, group=self.group, async_op=True)
-        self._works.append(work)
         if self.trace:
             self.trace.follow(what, work)
         return work
+
+    def _wait_for(self, work: dist.Work | None, what: str) -> None:
+        self.waits += wait_for(work, what, self._sent.device, self.trace)
 
 
 class SplitBucket(Bucket):
@@ -131,10 +141,13 @@ class SplitBucket(Bucket):
     def __init__(self, tied: TiedEmbedding, threshold: float, **settings) -> None:
         super().__init__({tied.name: tied.weight}, threshold, **settings)
         self.tied = tied
+        if self._sent.dtype == tied.weight.dtype:
+            tied.buffer_VH = self._views[0]
         self._seen_V = torch.zeros(0)
         self._rows_UH: torch.Tensor | None = None
         self._row_numbers = torch.zeros(0)
         self._seen_work: dist.Work | None = None
+        self._rows_work: dist.Work | None = None
         self.rows_coefficient = torch.ones(())
 
     @property
@@ -152,12 +165,10 @@ class SplitBucket(Bucket):
         self.tied.dense_VH = None
 
     def send_rest(self, loss_scale: float) -> None:
-        if self._seen_work is not None:
-            with span(self.trace, "wait which rows", "wait"):
-                self._seen_work.wait()
+        self._wait_for(self._seen_work, "wait which rows")
         with span(self.trace, "clip rows", "clip"):
             self._clip_rows(loss_scale)
-        self._all_reduce(self._rows_UH, "all-reduce rows")
+        self._rows_work = self._all_reduce(self._rows_UH, "all-reduce rows")
         self.tied.clear()
 
     def _clip_rows(self, loss_scale: float) -> None:
@@ -173,10 +184,16 @@ class SplitBucket(Bucket):
         self._rows_UH = rows_UH.mul_(self.rows_coefficient / self.world_size).to(self._sent.dtype)
 
     def receive(self) -> None:
-        super().receive()
+        self._wait_for(self._work, f"wait {self.label}")
+        dense_VH = self._views[0]
+        norms_V = row_norms(dense_VH)  # while the rows travel
+        self._wait_for(self._rows_work, "wait rows")
         if len(self._row_numbers):
-            self._views[0].index_add_(0, self._row_numbers, self._rows_UH)
+            dense_VH.index_add_(0, self._row_numbers, self._rows_UH)
+            norms_V[self._row_numbers] = row_norms(dense_VH[self._row_numbers])
         self._rows_UH = None
+        self.averaged_norm = global_norm([norms_V])
+        self._give_gradients()
 
     def _anyone_else_has(self, present: torch.Tensor) -> bool:
         # Rows seen by another rank count even where no rank had a dense part.

@@ -26,6 +26,12 @@ def global_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.linalg.vector_norm(tensor_norms(list(tensors)))
 
 
+def row_norms(matrix: torch.Tensor) -> torch.Tensor:
+    """The 2-norm of each row: (rows,) fp32."""
+    dtype = torch.float64 if matrix.dtype == torch.float64 else torch.float32
+    return torch.linalg.vector_norm(matrix, dim=1, dtype=dtype).float()
+
+
 def _norm(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().reshape(-1)
     if flat.dtype == torch.float64:

@@ -15,13 +15,12 @@ from torch import nn
 
 from ds_bert.errors import UserError
 from ds_bert.reduction.bucket import Bucket, SplitBucket
+from ds_bert.reduction.communication import let_computation_go_first, wait_for
 from ds_bert.reduction.configuration import MIB
-from ds_bert.reduction.norms import global_norm
 from ds_bert.reduction.plan import BucketPlan, Member
 from ds_bert.reduction.statistics import ReductionStatistics, first_nonfinite
 from ds_bert.reduction.thresholds import RULES
 from ds_bert.reduction.tied import TiedEmbedding
-from ds_bert.reduction.timing import now
 from ds_bert.reduction.trace import Trace, span
 
 # As in torch's DistributedDataParallel: what is ready first shall not wait for a whole bucket.
@@ -94,6 +93,8 @@ class OverlappedReducer:
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._on_gradient) for parameter in self.parameters.values()
         ]
+        if overlap and self.world_size > 1 and self._device.type == "cpu":
+            let_computation_go_first()
         self.tied: TiedEmbedding | None = None
         if split_tied_embedding:
             self._split_tied_embedding(module)
@@ -154,7 +155,7 @@ class OverlappedReducer:
         """
         if self.plan is None:
             self._learn()
-        if self.tied and self.tied.weight.grad is not None:
+        if self.tied and self.tied.has_third_use:
             raise UserError(
                 f"{self.tied.name} got a gradient from a third use beside lookup and decoder, not seen in the "
                 "first step; set split_tied_embedding to false"
@@ -164,19 +165,18 @@ class OverlappedReducer:
         for bucket in self.buckets:
             bucket.send_rest(self._loss_scale())
         sums, sums_work = self._sum_over_ranks()
-        started = now(self._device)
-        for bucket in self.buckets:
+        # The split one last: its rows are still travelling.
+        for bucket in sorted(self.buckets, key=lambda bucket: isinstance(bucket, SplitBucket)):
             bucket.receive()
-        if sums_work is not None:
-            with span(self.trace, "wait sums", "wait"):
-                sums_work.wait()
-        ended = now(self._device)
+        waits = [wait for bucket in self.buckets for wait in bucket.waits]
+        waits += wait_for(sums_work, "wait sums", self._device, self.trace)
         self.statistics = ReductionStatistics(
             bucket_norms=torch.stack([bucket.norm for bucket in self.buckets]),
             coefficients=torch.stack([bucket.coefficient for bucket in self.buckets]),
             sums=sums,
-            norm_after=global_norm(bucket.averaged for bucket in self.buckets) / self._loss_scale(),
-            wait=(started, ended),
+            norm_after=torch.linalg.vector_norm(torch.stack([bucket.averaged_norm for bucket in self.buckets]))
+            / self._loss_scale(),
+            waits=waits,
             world_size=self.world_size,
         )
         self._rearm()
@@ -203,7 +203,7 @@ class OverlappedReducer:
         shapes = {name: list(p.shape) for name, p in self.parameters.items()}
         mine = json.dumps([settings, shapes, self.tied is not None])
         # An embedding used in a third place has a gradient that neither part holds.
-        leaks = self.tied is not None and self.tied.weight.grad is not None
+        leaks = self.tied is not None and self.tied.has_third_use
         order = self._learned_order
         if self.world_size > 1:
             first = dist.get_global_rank(self.group, 0) if self.group else 0

@@ -18,7 +18,7 @@ class ReductionStatistics:
         coefficients: (buckets,) fp32, what this rank multiplied its buckets with; of a split embedding, its dense part.
         sums: (2,) fp64, over all ranks: squared norms before clipping, and clipped buckets.
         norm_after: 0-d fp32, of the averaged gradient, unscaled; None where the ranks hold parts of it (ZeRO 1 and 2).
-        wait: when waiting for communication began and ended; None where DeepSpeed waits.
+        waits: when each wait for communication after the backward pass began and ended; None where DeepSpeed waits.
         world_size: number of ranks.
     """
 
@@ -26,7 +26,7 @@ class ReductionStatistics:
     coefficients: torch.Tensor
     sums: torch.Tensor
     norm_after: torch.Tensor | None
-    wait: tuple[Moment, Moment] | None
+    waits: list[tuple[Moment, Moment]] | None
     world_size: int
 
     @property
@@ -47,7 +47,7 @@ class ReductionStatistics:
     @property
     def wait_s(self) -> float | None:
         """Seconds this rank waited for communication after its backward pass; None if that is not known."""
-        return seconds_between(*self.wait) if self.wait else None
+        return None if self.waits is None else sum(seconds_between(*wait) for wait in self.waits)
 
 
 def first_nonfinite(names: Sequence[str], norms: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> str | None:

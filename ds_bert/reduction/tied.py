@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 
@@ -29,6 +30,8 @@ class TiedEmbedding:
         self.on_dense: Callable[[], None] = lambda: None
         """Called in the backward pass when the decoder's gradient is complete, before its input's is computed."""
         self.dense_VH: torch.Tensor | None = None
+        self.buffer_VH: torch.Tensor | None = None
+        """Memory for `dense_VH`, in the weight's dtype; None to allocate it."""
         self._lookups: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._rows_held = 0
         self._ids: list[torch.Tensor] = []
@@ -80,6 +83,7 @@ class TiedEmbedding:
     def unsplit(self) -> None:
         """Give the weight back to autograd, with the gradient collected so far."""
         del self.embedding.forward, self.decoder.forward
+        self.buffer_VH = None
         parts = [self.dense_VH] if self.dense_VH is not None else []
         if self._lookups:
             parts.append(self._sum_lookups_densely())
@@ -96,6 +100,11 @@ class TiedEmbedding:
     @property
     def has_lookups(self) -> bool:
         return bool(self._lookups)
+
+    @property
+    def has_third_use(self) -> bool:
+        """Whether autograd gave the weight a gradient all the same."""
+        return self.weight.grad is not None and self.weight.grad is not self.buffer_VH
 
     def seen_rows(self) -> torch.Tensor:
         """Which rows were looked up since `clear`, in forward passes: (V,) uint8, 0 or 1."""
@@ -116,11 +125,26 @@ class TiedEmbedding:
             rows_UH.index_add_(0, position_V[ids], gradient_TH.float())
         return rows_UH
 
-    def add_dense(self, gradient_VH: torch.Tensor) -> None:
-        if self.dense_VH is None:
-            self.dense_VH = gradient_VH
+    def add_dense(self, gradient_TV: torch.Tensor, hidden_TH: torch.Tensor) -> None:
+        """Add the decoder's part of the gradient, of one of its calls.
+
+        Args:
+            gradient_TV: of its output.
+            hidden_TH: its input, of the same dtype.
+        """
+        is_first = self.dense_VH is None
+        if is_first:
+            if self.weight.grad is self.buffer_VH:
+                self.weight.grad = None  # zeroed, not dropped: a third use would be added to it unseen
+            self.dense_VH = torch.empty_like(self.weight) if self.buffer_VH is None else self.buffer_VH
+        # Straight into its place: another 4 VH bytes of new memory cost as much as clipping them.
+        if gradient_TV.dtype != self.dense_VH.dtype:
+            product_VH = torch.mm(gradient_TV.t(), hidden_TH)
+            self.dense_VH.copy_(product_VH) if is_first else self.dense_VH.add_(product_VH)
+        elif is_first:
+            torch.mm(gradient_TV.t(), hidden_TH, out=self.dense_VH)
         else:
-            self.dense_VH.add_(gradient_VH)
+            self.dense_VH.addmm_(gradient_TV.t(), hidden_TH)
         # A head may decode in several pieces.
         self._decodes_without_gradient -= 1
         if self._decodes_without_gradient <= 0:
@@ -160,6 +184,7 @@ class _Lookup(torch.autograd.Function):
         return F.embedding(ids, weight_VH)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         (ids,) = ctx.saved_tensors
         ctx.tied.add_lookup(ids, gradient)
@@ -178,12 +203,13 @@ class _Decode(torch.autograd.Function):
         return logits
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         hidden, weight_VH = ctx.saved_tensors
         hidden_dtype, bias_dtype = ctx.dtypes
         gradient_TV = gradient.reshape(-1, gradient.shape[-1])
         hidden_TH = hidden.reshape(-1, hidden.shape[-1])
-        ctx.tied.add_dense(torch.mm(gradient_TV.t(), hidden_TH).to(weight_VH.dtype))
+        ctx.tied.add_dense(gradient_TV, hidden_TH)
         hidden_gradient = bias_gradient = None
         if ctx.needs_input_grad[0]:
             hidden_gradient = torch.matmul(gradient, weight_VH.to(gradient.dtype)).to(hidden_dtype)

@@ -134,7 +134,7 @@ class ZeroClipping:
             coefficients=coefficients,
             sums=sums,
             norm_after=None,
-            wait=None,
+            waits=None,
             world_size=self._world_size,
         )
 

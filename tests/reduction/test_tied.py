@@ -89,6 +89,22 @@ def test_evaluation_and_a_forward_pass_without_backward_leave_no_trace():
     assert relative_difference(ours, gradients(plain)) < 1e-6
 
 
+def test_gradients_that_are_zeroed_instead_of_dropped_give_the_same():
+    model = make("bert")
+    plain = copy.deepcopy(model)
+    reducer = attach(model, max_norm=1e6)
+    for step in range(3):
+        with reducer.no_sync():
+            backward(model, 2 * step)
+        backward(model, 2 * step + 1)
+        reducer.finish()
+        backward(plain, 2 * step)
+        backward(plain, 2 * step + 1)
+        assert relative_difference(gradients(model), gradients(plain)) < 1e-6
+        model.zero_grad(set_to_none=False)
+        plain.zero_grad()
+
+
 def test_many_micro_steps_hold_no_more_rows_than_the_embedding_has():
     model = make("bert")
     plain = copy.deepcopy(model)
@@ -140,14 +156,15 @@ def test_a_third_use_falls_back_to_one_piece_with_a_notice():
     assert reducer.plan.buckets[-1][-1] == "model.bert.embeddings.word_embeddings.weight"
 
 
-def test_a_third_use_that_comes_later_is_an_error():
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_third_use_that_comes_later_is_an_error(set_to_none):
     from ds_bert.errors import UserError
 
     model = ThreeUses(make("bert"), always=False)
     reducer = attach(model, max_norm=1e6)
     backward(model, 0)
     reducer.finish()
-    model.zero_grad()
+    model.zero_grad(set_to_none)
     backward(model, 1)
     with pytest.raises(UserError, match="got a gradient from a third use"):
         reducer.finish()
