@@ -2,8 +2,7 @@
 
 import tempfile
 
-import torch.distributed as dist
-from tiny_corpus import Sentences, check_seen_once, collate, tiny_bert
+from tiny_corpus import Sentences, check_seen_once, collate, leave, tiny_bert
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -39,7 +38,7 @@ class SetEpoch(TrainerCallback):
         self.sampler.set_epoch(int(state.epoch or 0))
 
 
-if __name__ == "__main__":
+def main() -> None:
     dataset, epochs = Sentences(), 2
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
@@ -55,4 +54,8 @@ if __name__ == "__main__":
         result = trainer.train()
     assert result.global_step == epochs * trainer.sampler.steps_per_epoch
     check_seen_once(dataset, trainer.sampler.num_dropped, epochs)
-    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    leave()

@@ -2,7 +2,7 @@
 
 import lightning
 import torch
-from tiny_corpus import Sentences, check_seen_once, collate, tiny_bert
+from tiny_corpus import Sentences, check_seen_once, collate, leave, tiny_bert
 from torch.utils.data import DataLoader
 
 from ds_bert.sampling import LengthBalancedBatchSampler
@@ -39,7 +39,7 @@ class Encoder(lightning.LightningModule):
         check_seen_once(self.dataset, self.sampler.num_dropped, EPOCHS)
 
 
-if __name__ == "__main__":
+def main() -> None:
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=2,
@@ -53,5 +53,8 @@ if __name__ == "__main__":
         enable_model_summary=False,
     )
     trainer.fit(Encoder(Sentences()))
-    # Lightning leaves it open, and gloo's threads can then abort the process while it ends.
-    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    leave()

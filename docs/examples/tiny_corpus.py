@@ -1,5 +1,6 @@
 """What the examples share: random sentences of very different lengths, a tiny BERT, and a check of what was seen."""
 
+import gc
 import random
 
 import torch
@@ -52,3 +53,13 @@ def check_seen_once(dataset: Sentences, num_dropped: int, epochs: int) -> None:
     assert len({len(rank) for rank in seen}) == 1
     if dist.get_rank() == 0:
         print(f"every sample seen once in each of {epochs} epochs by {len(seen)} ranks; {num_dropped} left out")
+
+
+def leave() -> None:
+    """End the process group and its threads, after `main()` has let go of the model.
+
+    gloo's threads can hold a tensor until the group is gone, and abort a process that ends before it.
+    """
+    gc.collect()
+    dist.destroy_process_group()
+    gc.collect()
