@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from ds_bert.reduction.communication import wait_for
+from ds_bert.reduction.communication import start_all_reduce, wait_for
 from ds_bert.reduction.norms import global_norm, row_norms, tensor_norms
 from ds_bert.reduction.tied import TiedEmbedding
 from ds_bert.reduction.timing import Moment
@@ -117,12 +117,7 @@ class Bucket:
         return self.coefficient < 1
 
     def _all_reduce(self, tensor: torch.Tensor, what: str, op=dist.ReduceOp.SUM) -> dist.Work | None:
-        if self.world_size == 1:
-            return None
-        work = dist.all_reduce(tensor, op=op, group=self.group, async_op=True)
-        if self.trace:
-            self.trace.follow(what, work)
-        return work
+        return start_all_reduce(tensor, what, group=self.group, world_size=self.world_size, trace=self.trace, op=op)
 
     def _wait_for(self, work: dist.Work | None, what: str) -> None:
         self.waits += wait_for(work, what, self._sent.device, self.trace)

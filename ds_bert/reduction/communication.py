@@ -1,6 +1,7 @@
-"""Waiting for communication, and keeping it out of the way of the computation meanwhile."""
+"""Starting communication, waiting for it, and keeping it out of the way of the computation meanwhile."""
 
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -8,6 +9,33 @@ import torch.distributed as dist
 
 from ds_bert.reduction.timing import Moment, now
 from ds_bert.reduction.trace import Trace, span
+
+
+def start_all_reduce(
+    tensor: torch.Tensor,
+    what: str,
+    *,
+    group: dist.ProcessGroup | None,
+    world_size: int,
+    trace: Trace | None,
+    op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+) -> dist.Work | None:
+    """Start an all-reduce in place, if there is more than one rank.
+
+    Args:
+        tensor: not to be touched until the work is done.
+        what: the trace's name for it.
+        group, world_size: the ranks and their number.
+        trace: follows it, if there is one.
+        op: of the reduction.
+    """
+    if world_size == 1:
+        return None
+    started = time.perf_counter()
+    work = dist.all_reduce(tensor, op=op, group=group, async_op=True)
+    if trace:
+        trace.follow(what, work, started)
+    return work
 
 
 def wait_for(

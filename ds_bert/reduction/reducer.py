@@ -15,7 +15,7 @@ from torch import nn
 
 from ds_bert.errors import UserError
 from ds_bert.reduction.bucket import Bucket, SplitBucket
-from ds_bert.reduction.communication import let_computation_go_first, wait_for
+from ds_bert.reduction.communication import let_computation_go_first, start_all_reduce, wait_for
 from ds_bert.reduction.configuration import MIB
 from ds_bert.reduction.plan import BucketPlan, Member
 from ds_bert.reduction.statistics import ReductionStatistics, first_nonfinite
@@ -186,11 +186,7 @@ class OverlappedReducer:
         norms = torch.stack([bucket.norm for bucket in self.buckets]).double()
         clipped = torch.stack([bucket.clipped() for bucket in self.buckets]).double()
         sums = torch.stack([norms.square().sum(), clipped.sum()])
-        if self.world_size == 1:
-            return sums, None
-        work = dist.all_reduce(sums, group=self.group, async_op=True)
-        if self.trace:
-            self.trace.follow("sums of norms", work)
+        work = start_all_reduce(sums, "sums of norms", group=self.group, world_size=self.world_size, trace=self.trace)
         return sums, work
 
     def _rearm(self) -> None:

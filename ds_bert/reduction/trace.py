@@ -58,9 +58,8 @@ class Trace:
             }
         )
 
-    def follow(self, name: str, work: dist.Work) -> None:
-        """A communication that starts now and ends when it is done, whoever waits for it."""
-        start = time.perf_counter()
+    def follow(self, name: str, work: dist.Work, start: float) -> None:
+        """A communication that started then and ends when it is done, whoever waits for it."""
         work.get_future().add_done_callback(lambda _: self.add(name, "communication", start, time.perf_counter()))
 
     def end_step(self, step: int) -> None:

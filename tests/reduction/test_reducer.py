@@ -11,6 +11,7 @@ from torch import nn
 
 from ds_bert.errors import UserError
 from ds_bert.reduction import attach
+from tests.reduction import reference
 from tests.runs import relative_difference
 
 
@@ -321,3 +322,20 @@ def test_the_plan_of_another_model_is_refused():
     state["plan"]["version"] = 7
     with pytest.raises(UserError, match="version 7"):
         reducer.load_state_dict(state)
+
+
+def test_the_buckets_are_the_one_copy_of_the_gradients():
+    model = reference.tiny_bert()
+    reducer = attach(model, max_norm=0.5, bucket_size_mb=0.004)
+    for step in range(3):
+        model(**reference.batch(step, 0, 0)).loss.backward()
+        if step:
+            # What was sent has left its parameter.
+            assert [n for n, p in model.named_parameters() if p.grad is not None] == []
+        reducer.finish()
+        storages = {p.grad.untyped_storage().data_ptr(): p.grad.untyped_storage().nbytes() for p in model.parameters()}
+        elements = sum(p.numel() for p in model.parameters())
+        # One number a parameter says whether a rank had a gradient at all.
+        assert sum(storages.values()) == 4 * (elements + len(list(model.parameters())))
+        assert len(storages) == len(reducer.buckets)
+        model.zero_grad()
