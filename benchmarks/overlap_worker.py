@@ -115,7 +115,10 @@ class TorchDDP(Training):
     """torch's DistributedDataParallel, clipped after the reduction."""
 
     def prepare(self, args: argparse.Namespace) -> None:
-        self.parallel = nn.parallel.DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+        # An untied BERT has a bias that nothing uses.
+        self.parallel = nn.parallel.DistributedDataParallel(
+            self.model, gradient_as_bucket_view=True, find_unused_parameters=args.untied
+        )
 
     def wrapped(self) -> nn.Module:
         return self.parallel

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,8 @@ def two_hosts() -> Iterator[None]:
     """While the two hosts exist."""
     if os.geteuid() != 0:
         sys.exit("network namespaces need root: run this as root, in a container for example")
+    # A plain kill would leave the namespaces behind.
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     try:
         for name in NAMES:
             _ip("netns", "add", name)
