@@ -10,91 +10,69 @@ reducer and average; `global` averages and then clips by the norm of the whole, 
 
 import argparse
 import json
-import math
 import multiprocessing
 from pathlib import Path
 
 import numpy as np
 import torch
+from one_process import MaskedLM
 from record import setting, setting_lines, write
 
-from ds_bert.data import PreparedData
-from ds_bert.data.collator import MaskedLMDataset, PaddingCollator
-from ds_bert.data.masking import TokenMasker
-from ds_bert.modeling import MaskedPositionHead, build_model, load_config, masked_lm_loss
 from ds_bert.reduction import attach
 from ds_bert.sampling import LengthBalancedBatchSampler
-from ds_bert.training.evaluation import Evaluator
 
 ARMS = ("none", "global", "proportional", "equal", "uniform")
 LABELS = {"none": "no clipping", "global": "whole norm, after the all-reduce"}
-PROBABILITY, BUCKET_SIZE_MB, WARM_UP_SHARE = 0.15, 0.5, 0.1
+BUCKET_SIZE_MB, WARM_UP_SHARE = 0.5, 0.1
 
 
 def train(args: argparse.Namespace, arm: str, size: tuple[int, int, float], seed: int) -> dict:
     """One run: its held-out loss, its training losses and how often it clipped."""
     micro_batch_size, steps, lr = size
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    data = PreparedData(args.data)
-    tokenizer = data.load_tokenizer()
-    model = build_model(args.model, load_config(args.model, tokenizer, int(data.train.lengths.max())))
-    head, collate = MaskedPositionHead(model), PaddingCollator(tokenizer.pad_token_id)
-    dataset = MaskedLMDataset(data.train, TokenMasker(tokenizer, probability=PROBABILITY, seed=seed))
-    samplers = [
-        LengthBalancedBatchSampler(
-            data.train.lengths, micro_batch_size=micro_batch_size, gradient_accumulation_steps=1,
-            world_size=args.world_size, rank=rank, seed=seed,
-        )
-        for rank in range(args.world_size)
-    ]  # fmt: skip
+    lm = MaskedLM(args.data, args.model, seed)
+    parameters = list(lm.model.parameters())
+    sampler = LengthBalancedBatchSampler(
+        lm.lengths, micro_batch_size=micro_batch_size, gradient_accumulation_steps=1, world_size=args.world_size,
+        rank=0, seed=seed,
+    )  # fmt: skip
     reducer = None
     if arm not in ("none", "global"):
-        reducer = attach(model, max_norm=args.max_norm, threshold=arm, bucket_size_mb=BUCKET_SIZE_MB)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), fused=True)
+        reducer = attach(lm.model, max_norm=args.max_norm, threshold=arm, bucket_size_mb=BUCKET_SIZE_MB)
+    optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.98), fused=True)
     warm_up = max(1, round(WARM_UP_SHARE * steps))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warm_up))
-    model.train()
-    losses, clipped_shares, step = [], [], 0
-    for epoch in range(math.ceil(steps / samplers[0].steps_per_epoch)):
-        dataset.set_epoch(epoch)
-        for sampler in samplers:
-            sampler.set_epoch(epoch)
-        for batches in zip(*samplers, strict=True):
-            if step == steps:
-                break
-            step += 1
-            masked = sum(int(dataset.num_masked(batch).sum()) for batch in batches)
-            mean: list[torch.Tensor | None] = [None] * len(list(model.parameters()))
-            loss_sum, clipped = 0.0, 0.0
-            for batch in batches:
-                samples = collate([dataset[int(index)] for index in batch])
-                logits = head(model, samples.input_ids, samples.attention_mask, samples.positions)
-                loss = masked_lm_loss(logits, samples.labels)[0]
-                # Weighted so that the mean over ranks is the mean over all masked tokens (docs/loss.md).
-                (loss * args.world_size / masked).backward()
-                loss_sum += loss.item()
-                if reducer:
-                    clipped += reducer.finish().clipped_share
-                for number, parameter in enumerate(model.parameters()):
-                    part = parameter.grad / args.world_size
-                    mean[number] = part if mean[number] is None else mean[number] + part
-                optimizer.zero_grad()
-            for parameter, gradient in zip(model.parameters(), mean, strict=True):
-                parameter.grad = gradient
-            if arm == "global":
-                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_norm)
-                clipped = args.world_size * float(norm > args.max_norm)
-            optimizer.step()
-            schedule.step()
+    losses, clipped_shares = [], []
+    for step in range(steps):
+        epoch, step_of_epoch = divmod(step, sampler.steps_per_epoch)
+        sampler.set_epoch(epoch)
+        lm.dataset.set_epoch(epoch)
+        plan = sampler.step_plan(step_of_epoch)
+        masked = int(lm.dataset.num_masked(sampler.global_batch(step_of_epoch)).sum())
+        mean = [torch.zeros_like(parameter) for parameter in parameters]
+        loss_sum = clipped = 0.0
+        for rank in range(args.world_size):
+            loss = lm.loss_sum(plan.micro_batch(rank))
+            # Weighted so that the mean over ranks is the mean over all masked tokens (docs/loss.md).
+            (loss * args.world_size / masked).backward()
+            loss_sum += loss.item()
+            if reducer:
+                clipped += reducer.finish().clipped_share
+            for total, parameter in zip(mean, parameters, strict=True):
+                total += parameter.grad / args.world_size
             optimizer.zero_grad()
-            losses.append(loss_sum / masked)
-            clipped_shares.append(clipped / args.world_size)
-    model.eval()
+        for parameter, gradient in zip(parameters, mean, strict=True):
+            parameter.grad = gradient
+        if arm == "global":
+            norm = torch.nn.utils.clip_grad_norm_(parameters, args.max_norm)
+            clipped = args.world_size * float(norm > args.max_norm)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        losses.append(loss_sum / masked)
+        clipped_shares.append(clipped / args.world_size)
     if reducer:
         reducer.detach()
-    evaluator = Evaluator(data.validation, tokenizer, probability=PROBABILITY, micro_batch_size=32)
-    eval_loss = evaluator(model, head, torch.device("cpu"))["eval_loss"]
+    eval_loss = lm.held_out_loss()
     samples_a_step = micro_batch_size * args.world_size
     print(f"{samples_a_step} samples a step, {arm}, seed {seed}: held-out loss {eval_loss:.4f}", flush=True)
     return {
@@ -105,13 +83,11 @@ def train(args: argparse.Namespace, arm: str, size: tuple[int, int, float], seed
 
 def draw(runs: list[dict], file: Path) -> None:
     """Training loss of every arm, smoothed, the mean over seeds; one panel a batch size."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
     sizes = sorted({run["samples_a_step"] for run in runs})
-    figure, axes = plt.subplots(1, len(sizes), figsize=(5.5 * len(sizes), 3.8), squeeze=False, layout="constrained")
+    figure = Figure(figsize=(5.5 * len(sizes), 3.8), layout="constrained")
+    axes = figure.subplots(1, len(sizes), squeeze=False)
     for axis, samples in zip(axes[0], sizes, strict=True):
         for arm in ARMS:
             losses = np.mean([r["losses"] for r in runs if r["samples_a_step"] == samples and r["arm"] == arm], axis=0)

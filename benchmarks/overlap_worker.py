@@ -158,9 +158,11 @@ class DeepSpeed(Training):
             "zero_optimization": {"stage": self.stage, **({"overlap_comm": True} if self.stage else {})},
             "zero_allow_untested_optimizer": True,
         }
-        section = {"enabled": self.bucket_clipping, "bucket_size_mb": args.bucket_size_mb}
-        if self.sent_in:
-            section["communication_dtype"] = self.sent_in
+        section = {
+            "enabled": self.bucket_clipping,
+            "bucket_size_mb": args.bucket_size_mb,
+            "communication_dtype": self.sent_in,
+        }
         initialize = deepspeed.initialize
         if self.bucket_clipping:
             initialize, config["ds_bert"] = ds_bert.initialize, {"bucket_clipping": section}

@@ -15,31 +15,20 @@ import multiprocessing
 
 import numpy as np
 import torch
+from one_process import MaskedLM
 from record import setting, setting_lines, write
 
-from ds_bert.data import PreparedData
-from ds_bert.data.collator import MaskedLMDataset, PaddingCollator
-from ds_bert.data.masking import TokenMasker
-from ds_bert.modeling import MaskedPositionHead, build_model, load_config, masked_lm_loss
 from ds_bert.sampling import STRATEGIES, LengthBalancedBatchSampler
-from ds_bert.training.evaluation import Evaluator
 
 PIECE = 16  # samples run together, of neighbouring lengths
-PROBABILITY = 0.15
 OPTIONS = {"stratified": {"strata": 4}}  # one of each in a micro-batch of 4; the default edges are for longer samples
 
 
 def train(args: argparse.Namespace, strategy: str, seed: int) -> dict:
     """One run; the held-out loss and the mean length of each global batch."""
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    data = PreparedData(args.data)
-    tokenizer = data.load_tokenizer()
-    model = build_model(args.model, load_config(args.model, tokenizer, int(data.train.lengths.max())))
-    head, collate = MaskedPositionHead(model), PaddingCollator(tokenizer.pad_token_id)
-    dataset = MaskedLMDataset(data.train, TokenMasker(tokenizer, probability=PROBABILITY, seed=seed))
+    lm = MaskedLM(args.data, args.model, seed)
     sampler = LengthBalancedBatchSampler(
-        data.train.lengths,
+        lm.lengths,
         micro_batch_size=args.micro_batch_size,
         gradient_accumulation_steps=1,
         world_size=args.world_size,
@@ -48,31 +37,26 @@ def train(args: argparse.Namespace, strategy: str, seed: int) -> dict:
         strategy=strategy,
         **OPTIONS.get(strategy, {}),
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(lm.model.parameters(), lr=args.lr, betas=(0.9, 0.98))
     warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50))
-    model.train()
     mean_lengths = []
     for step in range(args.steps):
         epoch, step_of_epoch = divmod(step, sampler.steps_per_epoch)
         sampler.set_epoch(epoch)
-        dataset.set_epoch(epoch)
+        lm.dataset.set_epoch(epoch)
         batch = sampler.global_batch(step_of_epoch)
-        mean_lengths.append(float(data.train.lengths[batch].mean()))
-        masked = int(dataset.num_masked(batch).sum())
-        by_length = batch[np.argsort(data.train.lengths[batch], kind="stable")]
+        mean_lengths.append(float(lm.lengths[batch].mean()))
+        masked = int(lm.dataset.num_masked(batch).sum())
+        by_length = batch[np.argsort(lm.lengths[batch], kind="stable")]
         for first in range(0, len(batch), PIECE):
-            piece = collate([dataset[int(i)] for i in by_length[first : first + PIECE]])
-            logits = head(model, piece.input_ids, piece.attention_mask, piece.positions)
-            (masked_lm_loss(logits, piece.labels)[0] / masked).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            (lm.loss_sum(by_length[first : first + PIECE]) / masked).backward()
+        torch.nn.utils.clip_grad_norm_(lm.model.parameters(), 1.0)
         optimizer.step()
         warmup.step()
         optimizer.zero_grad()
-    model.eval()
-    evaluator = Evaluator(data.validation, tokenizer, probability=PROBABILITY, micro_batch_size=32)
-    figures = evaluator(model, head, torch.device("cpu"))
-    print(f"{strategy}, seed {seed}: held-out loss {figures['eval_loss']:.4f}", flush=True)
-    return {"strategy": strategy, "seed": seed, "eval_loss": figures["eval_loss"], "mean_lengths": mean_lengths}
+    eval_loss = lm.held_out_loss()
+    print(f"{strategy}, seed {seed}: held-out loss {eval_loss:.4f}", flush=True)
+    return {"strategy": strategy, "seed": seed, "eval_loss": eval_loss, "mean_lengths": mean_lengths}
 
 
 def main() -> None:

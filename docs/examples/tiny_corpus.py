@@ -62,4 +62,3 @@ def leave() -> None:
     """
     gc.collect()
     dist.destroy_process_group()
-    gc.collect()

@@ -141,10 +141,8 @@ class TiedEmbedding:
         if gradient_TV.dtype != self.dense_VH.dtype:
             product_VH = torch.mm(gradient_TV.t(), hidden_TH)
             self.dense_VH.copy_(product_VH) if is_first else self.dense_VH.add_(product_VH)
-        elif is_first:
-            torch.mm(gradient_TV.t(), hidden_TH, out=self.dense_VH)
         else:
-            self.dense_VH.addmm_(gradient_TV.t(), hidden_TH)
+            self.dense_VH.addmm_(gradient_TV.t(), hidden_TH, beta=0 if is_first else 1)
         # A head may decode in several pieces.
         self._decodes_without_gradient -= 1
         if self._decodes_without_gradient <= 0:

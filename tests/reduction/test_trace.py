@@ -10,12 +10,7 @@ from ds_bert.errors import UserError
 from ds_bert.reduction.trace import LANES
 from ds_bert.reduction.trace_report import read_traces, typical_step
 from tests.reduction import reference
-
-CONFIG = {
-    "train_micro_batch_size_per_gpu": 2,
-    "gradient_clipping": 0.5,
-    "optimizer": {"type": "Adam", "params": {"torch_adam": True}},
-}
+from tests.reduction.test_engine import base
 
 
 def trace_three_steps(folder: str) -> None:
@@ -24,7 +19,7 @@ def trace_three_steps(folder: str) -> None:
     from ds_bert.reduction.engine import attach_to_engine
 
     model = reference.tiny_bert()
-    engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=CONFIG)[0]
+    engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=base())[0]
     attach_to_engine(engine, bucket_size_mb=0.004, trace=folder)
     for step in range(3):
         engine.backward(engine(**reference.batch(step, 0, dist.get_rank())).loss)
