@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
-from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from ds_bert.errors import UserError
@@ -86,13 +85,11 @@ def check_engine(engine: DeepSpeedEngine) -> None:
     Raises:
         UserError: names the key and what to do.
     """
-    check_compatible(engine.config)
+    # Not engine.config, which is the path where a path was given.
+    check_compatible(engine._config._param_dict)
     obstacles = {
         "a pipeline module": isinstance(engine, PipelineEngine),
         "experts (MoE)": engine.has_moe_layers,
-        "DeepSpeed's BF16_Optimizer, which a data_types.grad_accum_dtype selects": isinstance(
-            engine.optimizer, BF16_Optimizer
-        ),
     }
     for obstacle, present in obstacles.items():
         if present:

@@ -1,11 +1,14 @@
 """Bucket clipping on DeepSpeed engines: configuration, what is refused, the bound, memory."""
 
+import json
 import re
+from collections.abc import Callable
 
 import pytest
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from ds_bert.config import parse_section
 from ds_bert.errors import UserError
@@ -114,21 +117,55 @@ def initialize(config: dict, seed: int = 0):
     return ds_bert.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
 
 
-def refuse_an_engine(config: dict) -> str:
+def refusal(build_module: Callable[[], nn.Module], config: dict | str, attach: int = 1) -> str:
+    """What `attach_to_engine` says, the last of some times, to an engine that `deepspeed.initialize` built."""
     import deepspeed
 
     from ds_bert.reduction.engine import attach_to_engine
 
-    model = reference.tiny_bert()
-    engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
-    attach_to_engine(engine)
+    module = build_module()
+    engine = deepspeed.initialize(model=module, model_parameters=module.parameters(), config=config)[0]
+    for _ in range(attach - 1):
+        attach_to_engine(engine)
     with pytest.raises(UserError) as caught:
         attach_to_engine(engine)
     return str(caught.value)
 
 
+def experts() -> nn.Module:
+    from deepspeed.moe.layer import MoE
+
+    return MoE(8, nn.Linear(8, 8), num_experts=1)
+
+
+def pipeline() -> nn.Module:
+    from deepspeed.pipe import PipelineModule
+
+    return PipelineModule([nn.Linear(4, 4), nn.Linear(4, 1)], num_stages=1, loss_fn=nn.MSELoss())
+
+
+@pytest.mark.parametrize(
+    ("build_module", "config", "named"),
+    [
+        (experts, base(), "experts (MoE)"),
+        (pipeline, base(), "a pipeline module"),
+        (reference.tiny_bert, base(prescale_gradients=True), "prescale_gradients"),
+    ],
+)
+def test_engines_whose_gradients_take_another_way_are_refused(rank_pool, build_module, config, named):
+    message = rank_pool(2).run(refusal, build_module, config)[0]
+    assert named in message
+    assert "ds_bert.bucket_clipping.enabled to false" in message
+
+
+def test_an_engine_from_a_file_is_checked_too(rank_pool, tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(base(prescale_gradients=True)))
+    assert "prescale_gradients" in rank_pool(1).run(refusal, reference.tiny_bert, str(path))[0]
+
+
 def test_an_engine_takes_one_bucket_clipping_only(rank_pool):
-    assert "attach one only" in rank_pool(1).run(refuse_an_engine, base())[0]
+    assert "attach one only" in rank_pool(1).run(refusal, reference.tiny_bert, base(), 2)[0]
 
 
 def longest_average(config: dict, scale_of_rank: list[float]) -> float:

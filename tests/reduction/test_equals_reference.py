@@ -21,13 +21,19 @@ TOLERANCE = {"fp32": 1e-6, "bf16": 1e-2, "autocast": 1e-2, "fp16 static scale": 
 
 
 def ds_config(
-    stage: int, accumulation: int, *, max_norm: float = 0.3, precision: str = "fp32", **bucket_clipping
+    stage: int,
+    accumulation: int,
+    *,
+    max_norm: float = 0.3,
+    precision: str = "fp32",
+    optimizer: dict | None = None,
+    **bucket_clipping,
 ) -> dict:
     return {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": max_norm,
-        "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
+        "optimizer": optimizer or {"type": "SGD", "params": {"lr": 0.5}},
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {"stage": stage},
         "ds_bert": {"bucket_clipping": {"enabled": True, "bucket_size_mb": BUCKET_SIZE_MB, **bucket_clipping}},
@@ -173,3 +179,21 @@ def test_without_overlap(rank_pool, stage):
 def test_the_bucket_size_changes_nothing_while_nothing_is_clipped(rank_pool, bucket_size_mb):
     config = ds_config(0, 1, max_norm=1e4, bucket_size_mb=bucket_size_mb)
     check(rank_pool(2).run(compare, config, False), 1e-6, clipped=False)
+
+
+@pytest.fixture(scope="module")
+def fused_adam() -> None:
+    """DeepSpeed compiles it at its first use, which takes longer than ranks wait for each other."""
+    from deepspeed.ops.op_builder.cpu import FusedAdamBuilder
+
+    FusedAdamBuilder().load(verbose=False)
+
+
+@pytest.mark.parametrize("torch_adam", [True, False], ids=["torch AdamW", "FusedAdam"])
+@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16 dynamic scale"])
+def test_adam(rank_pool, fused_adam, stage, precision, torch_adam):
+    # At stage 0 DeepSpeed wraps its own optimizers in another way than torch's.
+    optimizer = {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": torch_adam}}
+    config = ds_config(stage, 1, precision=precision, optimizer=optimizer)
+    check(rank_pool(2).run(compare, config, False), TOLERANCE[precision])
