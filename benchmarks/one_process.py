@@ -35,11 +35,13 @@ class MaskedLM:
     def loss_sum(self, samples: Sequence[int]) -> torch.Tensor:
         """The loss of these samples, summed over their masked tokens."""
         batch = self._collate([self.dataset[int(index)] for index in samples])
-        logits = self.head(self.model, batch.input_ids, batch.attention_mask, batch.positions)
+        logits = self.head(self.model, batch.model_inputs, batch.positions)
         return masked_lm_loss(logits, batch.labels)[0]
 
     def held_out_loss(self) -> float:
         """The mean over the held-out part; the model stays in evaluation mode."""
         self.model.eval()
-        evaluator = Evaluator(self.data.validation, self.tokenizer, probability=PROBABILITY, micro_batch_size=32)
+        evaluator = Evaluator(
+            self.data.validation, self.tokenizer, probability=PROBABILITY, micro_batch_size=32, collate=self._collate
+        )
         return evaluator(self.model, self.head, torch.device("cpu"))["eval_loss"]

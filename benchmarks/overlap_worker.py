@@ -58,13 +58,14 @@ class Training:
         # Words are as frequent as in text (Zipf), since the rows looked up follow from that.
         ids = (VOCABULARY ** torch.rand(self.sequences, LENGTH, generator=generator)).long().clamp(max=VOCABULARY - 1)
         positions = torch.arange(0, ids.numel(), round(1 / MASKED_SHARE))
-        loss, _ = masked_lm_loss(self.head(model, ids, torch.ones_like(ids), positions), ids.flatten()[positions])
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        loss, _ = masked_lm_loss(self.head(model, inputs, positions), ids.flatten()[positions])
         return loss / len(positions) / self.accumulation
 
     def step(self, seed: int) -> None:
         for micro_step in range(self.accumulation):
-            last = micro_step == self.accumulation - 1
-            with contextlib.nullcontext() if last else self.no_sync():
+            self.is_last = micro_step == self.accumulation - 1
+            with contextlib.nullcontext() if self.is_last else self.no_sync():
                 self.backward(self.loss(self.wrapped(), self.accumulation * seed + micro_step))
         self.reduce()
         self.optimizer.step()
@@ -101,7 +102,8 @@ class DummyTransfer(Training):
         self.payload = [torch.zeros(size) for size in piece_sizes(self.model)]
 
     def backward(self, loss: torch.Tensor) -> None:
-        self.works = [dist.all_reduce(piece, async_op=True) for piece in self.payload]
+        if self.is_last:
+            self.works = [dist.all_reduce(piece, async_op=True) for piece in self.payload]
         loss.backward()
 
     def reduce(self) -> None:

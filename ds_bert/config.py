@@ -110,6 +110,13 @@ class BucketClippingConfig(Section):
     """Write a Chrome trace of every rank into the run folder."""
 
 
+class ExecutionConfig(Section):
+    """How a batch is computed (docs/execution.md)."""
+
+    packed: bool = True
+    """Samples one after the other in one row, without padding; false: rows padded to the longest."""
+
+
 class DsBertConfig(Section):
     """The section "ds_bert" of a DeepSpeed configuration."""
 
@@ -118,6 +125,9 @@ class DsBertConfig(Section):
 
     sampling: SamplingConfig = SamplingConfig()
     """Which samples make a batch."""
+
+    execution: ExecutionConfig = ExecutionConfig()
+    """How a batch is computed."""
 
     masking: MaskingConfig = MaskingConfig()
     """Masked-language modelling."""

@@ -31,6 +31,7 @@ def test_the_keys_of_the_section_are_these():
     )  # fmt: skip
     clipping = ("enabled", "threshold", "bucket_size_mb", "overlap", "communication_dtype", "trace")
     assert keys == {
+        "execution.packed",
         "masking.probability",
         "masking.unit",
         *(f"sampling.{key}" for key in sampling),
@@ -43,7 +44,7 @@ def test_the_keys_of_the_section_are_these():
     [
         (
             {"maskin": {}},
-            "ds_bert.maskin: unknown key; did you mean 'masking'? (valid: bucket_clipping, sampling, masking)",
+            "ds_bert.maskin: unknown key; did you mean 'masking'? (valid: bucket_clipping, sampling, execution, masking)",
         ),
         (
             {"masking": {"probabilty": 0.1}},

@@ -34,6 +34,10 @@ def test_bucket_clipping_in_the_hf_trainer():
     assert "norms of the averaged gradient: 0." in run("clipping_hf_trainer")
 
 
+def test_packed_batches_in_the_hf_trainer():
+    assert "loss of a packed row" in run("packed_hf_trainer")
+
+
 def test_the_picture_of_the_strategies_is_drawn(prepared, tmp_path):
     picture = tmp_path / "strategies.png"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

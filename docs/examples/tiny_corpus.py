@@ -5,7 +5,8 @@ import random
 
 import torch
 import torch.distributed as dist
-from transformers import BertConfig, BertForMaskedLM
+from tokenizers import Tokenizer, models
+from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 VOCABULARY = 200
 
@@ -41,6 +42,14 @@ def tiny_bert() -> BertForMaskedLM:
             vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
         )
     )
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = {word: i for i, word in enumerate([*specials, *(f"word{i}" for i in range(5, VOCABULARY))])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    names = {f"{name.strip('[]').lower()}_token": name for name in specials}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
 
 def check_seen_once(dataset: Sentences, num_dropped: int, epochs: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 # Names are looked up when they are first used: a worker process that tokenizes would otherwise load torch,
 # too.
 _HOMES = {
+    "PackedMaskedLMCollator": "packed_mlm",
     "PrepareSettings": "prepare",
     "PreparedData": "prepared",
     "PreparedSplit": "prepared",

@@ -143,11 +143,23 @@ def usable_positions(model: PreTrainedModel) -> int:
 
     RoBERTa and its kin number positions from padding_idx + 1, so that many rows of the table are lost.
     """
+    table = _position_table(model)
+    if table is not None:
+        return table.num_embeddings - first_position(model)
+    return getattr(model.config, "max_position_embeddings", None) or 2**31
+
+
+def first_position(model: PreTrainedModel) -> int:
+    """The number of a sample's first position: not 0 with RoBERTa and its kin."""
+    table = _position_table(model)
+    return 0 if table is None or table.padding_idx is None else table.padding_idx + 1
+
+
+def _position_table(model: PreTrainedModel) -> nn.Embedding | None:
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            offset = 0 if module.padding_idx is None else module.padding_idx + 1
-            return module.num_embeddings - offset
-    return getattr(model.config, "max_position_embeddings", None) or 2**31
+            return module
+    return None
 
 
 def check_same_tokenizer(name: str, tokenizer: PreTrainedTokenizerBase, *, trust_remote_code: bool = False) -> None:

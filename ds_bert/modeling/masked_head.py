@@ -1,12 +1,14 @@
 """The vocabulary projection on masked positions only.
 
-B = samples, L = padded length, H = hidden size, M = masked positions, V = vocabulary.
+T = tokens of a batch (padding included), H = hidden size, M = masked positions, V = vocabulary.
 """
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
+
+IGNORED = -100  # the label that Hugging Face's and torch's losses leave out
 
 
 class MaskedPositionHead:
@@ -27,27 +29,46 @@ class MaskedPositionHead:
 
     def _gather(self, module: nn.Module, inputs: tuple, output):
         if self.positions is not None:
-            hidden_BLH = output.last_hidden_state
-            output.last_hidden_state = hidden_BLH.flatten(0, 1)[self.positions].unsqueeze(0)
+            hidden_TH = output.last_hidden_state.flatten(0, 1)
+            output.last_hidden_state = hidden_TH[self.positions].unsqueeze(0)
         return output
 
-    def __call__(
-        self, model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
+    def follow_labels(self, model: PreTrainedModel) -> None:
+        """From now on a call of the model with `labels` computes the head where they are not -100 only.
+
+        Args:
+            model: the model given at construction; one whose head cannot be cut off stays as it is.
+        """
+        if not self.gathers_before_head:
+            return
+
+        def before(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+            labels = kwargs.get("labels")
+            if labels is not None:
+                self.positions = (labels.flatten() != IGNORED).nonzero().squeeze(1)
+                kwargs["labels"] = labels.flatten()[self.positions].unsqueeze(0)
+            return args, kwargs
+
+        def after(module: nn.Module, inputs: tuple, output) -> None:
+            self.positions = None
+
+        model.register_forward_pre_hook(before, with_kwargs=True)
+        model.register_forward_hook(after, always_call=True)
+
+    def __call__(self, model: nn.Module, model_inputs: dict, positions: torch.Tensor) -> torch.Tensor:
         """Run the model.
 
         Args:
             model: the model given at construction, or an engine around it.
-            input_ids: (B, L) int64.
-            attention_mask: (B, L) int64.
-            positions: (M,) int64, indices into the B x L tokens.
+            model_inputs: keyword arguments of its forward.
+            positions: (M,) int64, indices into the T tokens.
 
         Returns:
             logits of the masked positions: (M, V), in the model's dtype.
         """
         self.positions = positions
         try:
-            logits = model(input_ids=input_ids, attention_mask=attention_mask).logits.flatten(0, 1)
+            logits = model(**model_inputs).logits.flatten(0, 1)
         finally:
             self.positions = None
         return logits if self.gathers_before_head else logits[positions]

@@ -57,12 +57,12 @@ def _seconds(
 ) -> float:
     vocabulary = model.get_input_embeddings().num_embeddings
     input_ids = torch.randint(5, vocabulary, (samples, length), device=device)
-    mask = torch.ones_like(input_ids)
+    inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
     positions = torch.arange(0, samples * length, round(1 / MASKED_SHARE), device=device)
     times = []
     for _ in range(REPEATS + 1):
         started = time.perf_counter()
-        loss, _ = masked_lm_loss(head(model, input_ids, mask, positions), input_ids.flatten()[positions])
+        loss, _ = masked_lm_loss(head(model, inputs, positions), input_ids.flatten()[positions])
         loss.backward()
         loss.item()
         if device.type != "cpu":

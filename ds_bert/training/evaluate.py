@@ -47,7 +47,12 @@ def evaluate(args: argparse.Namespace) -> dict:
     from deepspeed.accelerator import get_accelerator
 
     from ds_bert.data.prepared import PreparedData
-    from ds_bert.modeling import MaskedPositionHead, check_same_tokenizer, check_tokenizer_and_lengths
+    from ds_bert.modeling import (
+        MaskedPositionHead,
+        check_same_tokenizer,
+        check_tokenizer_and_lengths,
+        collator_for,
+    )
     from ds_bert.training.agreement import together
     from ds_bert.training.evaluation import Evaluator, most_frequent_token_accuracy
     from ds_bert.training.trained_model import find_trained_model
@@ -68,11 +73,14 @@ def evaluate(args: argparse.Namespace) -> dict:
 
     trained, split, tokenizer, model = together(load)
     device = torch.device(get_accelerator().current_device_name())
+    # A run's model computes as it did in training.
+    packed = trained.checkpoint is not None and trained.section.execution.packed
     evaluator = Evaluator(
         split,
         tokenizer,
         probability=trained.section.masking.probability,
         micro_batch_size=args.micro_batch_size,
+        collate=collator_for(model, tokenizer, packed=packed),
     )
     head = MaskedPositionHead(model)
     with trained.autocast(device):

@@ -11,7 +11,7 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ds_bert.data.collator import MaskedBatch, MaskedLMDataset, PaddingCollator
+from ds_bert.data.collator import Collator, MaskedBatch, MaskedLMDataset
 from ds_bert.data.masking import EVALUATION_MASKS, TokenMasker
 from ds_bert.data.prepared import PreparedSplit
 from ds_bert.modeling import MaskedPositionHead, masked_lm_loss
@@ -32,6 +32,7 @@ class Evaluator:
         tokenizer: of the prepared data.
         probability: of masking.
         micro_batch_size: samples a rank works on at a time.
+        collate: makes its batches.
     """
 
     def __init__(
@@ -41,11 +42,12 @@ class Evaluator:
         *,
         probability: float,
         micro_batch_size: int,
+        collate: Collator,
     ) -> None:
         masker = TokenMasker(tokenizer, probability=probability, seed=EVALUATION_SEED, stream=EVALUATION_MASKS)
         self.dataset = MaskedLMDataset(split, masker)
         self.micro_batch_size = micro_batch_size
-        self.collate = PaddingCollator(tokenizer.pad_token_id or 0)
+        self.collate = collate
 
     def batches(self, rank: int, world_size: int) -> Iterator[MaskedBatch]:
         order = np.argsort(self.dataset.split.lengths, kind="stable")
@@ -70,7 +72,7 @@ class Evaluator:
         with torch.no_grad(), _evaluation_mode(model):
             for batch in self.batches(rank, world_size):
                 batch = batch.to(device)
-                logits_MV = head(model, batch.input_ids, batch.attention_mask, batch.positions)
+                logits_MV = head(model, batch.model_inputs, batch.positions)
                 loss, correct = masked_lm_loss(logits_MV, batch.labels)
                 totals += torch.stack([loss.double(), correct.double(), totals.new_tensor(len(batch.labels))])
         if world_size > 1:

@@ -11,7 +11,7 @@ from deepspeed import DeepSpeedEngine
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from ds_bert.data.collator import MaskedBatch, MaskedLMDataset, PaddingCollator
+from ds_bert.data.collator import Collator, MaskedBatch, MaskedLMDataset
 from ds_bert.data.masking import TokenMasker
 from ds_bert.modeling import MaskedPositionHead, masked_lm_loss
 from ds_bert.reduction.engine import guard_of
@@ -43,6 +43,7 @@ class Trainer:
         setup: the run.
         engine: from `ds_bert.initialize`, weights and optimizer loaded.
         head: attached to the engine's model.
+        collate: makes the batches that this model computes.
         metrics: on rank 0 the run's metrics, else None.
         client_state: from the checkpoint the run goes on from.
     """
@@ -52,16 +53,16 @@ class Trainer:
         setup: RunSetup,
         engine: DeepSpeedEngine,
         head: MaskedPositionHead,
+        collate: Collator,
         metrics: MetricsLog | None,
         client_state: dict | None,
     ) -> None:
-        self.setup, self.engine, self.head, self.metrics = setup, engine, head, metrics
+        self.setup, self.engine, self.head, self.collate, self.metrics = setup, engine, head, collate, metrics
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.accumulation_steps = engine.gradient_accumulation_steps()
         probability, seed = setup.section.masking.probability, setup.args.seed
         masker = TokenMasker(setup.tokenizer, probability=probability, seed=seed)
         self.dataset = MaskedLMDataset(setup.data.train, masker)
-        self.collate = PaddingCollator(setup.tokenizer.pad_token_id or 0)
         self.sampler = make_sampler(
             setup.ds_config,
             setup.section,
@@ -82,6 +83,7 @@ class Trainer:
                 setup.tokenizer,
                 probability=probability,
                 micro_batch_size=engine.train_micro_batch_size_per_gpu(),
+                collate=collate,
             )
         self.guard = guard_of(engine)
         self.clock = RankClock(engine)
@@ -134,12 +136,12 @@ class Trainer:
             batch = next(micro_batches).to(engine.device)
             sums.data_wait_s += time.perf_counter() - waiting_since
             self._seed_dropout(micro_step)
-            logits_MV = self.head(engine, batch.input_ids, batch.attention_mask, batch.positions)
+            logits_MV = self.head(engine, batch.model_inputs, batch.positions)
             loss, _ = masked_lm_loss(logits_MV, batch.labels)
             engine.backward(loss * loss_factor)
             sums.loss += loss.detach()
             sums.real_tokens += batch.real_tokens
-            sums.padded_tokens += batch.input_ids.numel()
+            sums.padded_tokens += batch.padded_tokens
             if micro_step == self.accumulation_steps - 1:
                 learning_rate = engine.get_lr()[0]
             engine.step()

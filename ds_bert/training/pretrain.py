@@ -12,9 +12,10 @@ from deepspeed import DeepSpeedEngine
 
 from ds_bert.cluster.ops import build_ops, needed_ops, use_torch_adam
 from ds_bert.cluster.ranks import run_rank
+from ds_bert.data.collator import Collator
 from ds_bert.engine import TRACE_FOLDER, initialize
 from ds_bert.errors import UserError
-from ds_bert.modeling import MaskedPositionHead, build_model
+from ds_bert.modeling import MaskedPositionHead, build_model, check_packed_execution, collator_for
 from ds_bert.sampling import LengthBalancedBatchSampler
 from ds_bert.training import checkpoint as checkpoints
 from ds_bert.training.agreement import gather, on_first_rank, together
@@ -48,7 +49,7 @@ def pretrain(args: argparse.Namespace) -> None:
     chosen = checkpoints.choose_checkpoint(setup.run_folder, args.resume)
     ds_config = _with_an_adam_that_runs(setup.ds_config)
     folder = _loadable_folder(chosen, ds_config)
-    engine, head = _build(setup, ds_config, chosen)
+    engine, head, collate = _build(setup, ds_config, chosen)
     client_state = None
     if chosen is None:
         on_first_rank(lambda: write_run_file(setup))
@@ -64,7 +65,7 @@ def pretrain(args: argparse.Namespace) -> None:
         _say(f"the run is complete: it has {engine.global_steps} steps and {setup.total_steps} were asked for")
     if setup.section.bucket_clipping.trace and setup.section.bucket_clipping.enabled:
         engine.trace.folder = setup.run_folder / TRACE_FOLDER
-    trainer = Trainer(setup, engine, head, metrics, client_state)
+    trainer = Trainer(setup, engine, head, collate, metrics, client_state)
     _say(_describe_epoch(trainer.sampler))
     trainer.train()
     if first:
@@ -109,7 +110,7 @@ def _loadable_folder(chosen: checkpoints.Checkpoint | None, ds_config: dict) -> 
 
 def _build(
     setup: RunSetup, ds_config: dict, chosen: checkpoints.Checkpoint | None
-) -> tuple[DeepSpeedEngine, MaskedPositionHead]:
+) -> tuple[DeepSpeedEngine, MaskedPositionHead, Collator]:
     args = setup.args
     torch.manual_seed(args.seed)
     model = together(
@@ -121,8 +122,12 @@ def _build(
     if chosen:
         weights = f"goes on from {chosen.tag}"
     _say(f"model {args.model}: {sum(p.numel() for p in model.parameters()):,} parameters; {weights}")
+    packed = setup.section.execution.packed
+    if packed:
+        together(lambda: check_packed_execution(model))
+    collate = collator_for(model, setup.tokenizer, packed=packed)
     head = MaskedPositionHead(model)
-    return together(lambda: _initialize(model, ds_config, args.deepspeed_config)), head
+    return together(lambda: _initialize(model, ds_config, args.deepspeed_config)), head, collate
 
 
 def _initialize(model: torch.nn.Module, ds_config: dict, source: str) -> DeepSpeedEngine:

@@ -136,6 +136,7 @@ def make_sampler(
         world_size=world_size,
         rank=rank,
         seed=seed,
+        packed=section.execution.packed,
         hidden_size=getattr(model_config, "hidden_size", DEFAULT_HIDDEN_SIZE),
         **section.sampling.model_dump(exclude_unset=True),
     )

@@ -87,13 +87,13 @@ def test_padding_is_told_by_length_not_by_the_pad_token(pad_token):
     mask = TokenMasker(same, probability=0.3, seed=0)
     samples = [np.array([CLS, *range(5, 5 + n), SEP]) for n in (1, 9, 4)]
     batch = PaddingCollator(same.pad_token_id)([mask(ids, epoch=0, sample=i) for i, ids in enumerate(samples)])
-    assert batch.attention_mask.sum(dim=1).tolist() == [3, 11, 6]
+    assert batch.model_inputs["attention_mask"].sum(dim=1).tolist() == [3, 11, 6]
     assert batch.real_tokens == 20
-    assert batch.attention_mask.flatten()[batch.positions].all()
+    assert batch.model_inputs["attention_mask"].flatten()[batch.positions].all()
     rows, columns = batch.positions // 11, batch.positions % 11
     originals = [samples[row][column] for row, column in zip(rows, columns, strict=True)]
     assert batch.labels.tolist() == originals
-    assert set(batch.input_ids[0, 3:].tolist()) == {same.pad_token_id}
+    assert set(batch.model_inputs["input_ids"][0, 3:].tolist()) == {same.pad_token_id}
 
 
 def test_a_carried_sample_keeps_the_masks_of_the_epoch_it_was_drawn_in(prepared):

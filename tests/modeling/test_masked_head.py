@@ -44,7 +44,7 @@ def test_logits_loss_and_gradients_equal_those_of_the_whole_head(family):
 
     head = MaskedPositionHead(model)
     assert head.gathers_before_head
-    logits = head(model, ids, attention, positions)
+    logits = head(model, {"input_ids": ids, "attention_mask": attention}, positions)
     assert logits.shape == (4, 60)
     loss, correct = masked_lm_loss(logits, labels)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)

@@ -65,26 +65,27 @@ def config(micro: int, **more) -> dict:
 
 @pytest.fixture(scope="module")
 def runs(rank_pool, run_args, small_model) -> dict:
-    """First gradient and log of the same global batch of 8, split three ways (and one with accumulation 4)."""
+    """First gradient and log of the same global batch of 8, split three ways, with accumulation 4, and padded."""
     model = small_model(0.0)
 
-    def run(world_size: int, micro: int) -> dict:
-        args = run_args(model, config(micro), max_steps=2)
+    def run(world_size: int, micro: int, **execution) -> dict:
+        args = run_args(model, config(micro, ds_bert={"execution": execution}), max_steps=2)
         answers = rank_pool(world_size).run(first_gradient, args)
         for other in answers[1:]:
             assert relative_difference(other["gradient"], answers[0]["gradient"]) == 0
         return answers[0]
 
     reference = rank_pool(1).run(reference_gradient, run_args(model, config(1)))[0]
-    return {"reference": reference, "1x8": run(1, 1), "2x4": run(2, 1), "4x2": run(4, 1), "2x2": run(2, 2)}
+    splits = {"1x8": run(1, 1), "2x4": run(2, 1), "4x2": run(4, 1), "2x2": run(2, 2)}
+    return {"reference": reference, **splits, "2x2 padded": run(2, 2, packed=False)}
 
 
-@pytest.mark.parametrize("split", ["1x8", "2x4", "4x2", "2x2"])
+@pytest.mark.parametrize("split", ["1x8", "2x4", "4x2", "2x2", "2x2 padded"])
 def test_gradient_equals_plain_pytorch_however_the_batch_is_split(runs, split):
     assert relative_difference(runs[split]["gradient"], runs["reference"]["gradient"]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("split", ["1x8", "2x4", "4x2", "2x2"])
+@pytest.mark.parametrize("split", ["1x8", "2x4", "4x2", "2x2", "2x2 padded"])
 def test_logged_loss_and_norm_equal_plain_pytorch_however_the_batch_is_split(runs, split):
     line = runs[split]["lines"][0]
     assert line["loss"] == pytest.approx(runs["reference"]["loss"], rel=TOLERANCE)

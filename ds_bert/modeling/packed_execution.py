@@ -1,0 +1,90 @@
+"""Whether a model computes the same for packed sequences as for padded ones."""
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ds_bert.data.collator import Collator, PackingCollator, PaddingCollator
+from ds_bert.data.masking import MaskedSample
+from ds_bert.errors import UserError, first_line
+from ds_bert.modeling.build import first_position, usable_positions
+from ds_bert.modeling.masked_head import MaskedPositionHead
+from ds_bert.modeling.packed_attention import PACKED_ATTENTION
+
+KEY = "ds_bert.execution.packed"
+
+# Of logits in fp32. Between kernels it is some 1e-6; a leak between sequences at initialisation is 6e-4 and more.
+MAX_DIFFERENCE = 1e-4
+
+# One shorter than any window, one that is cut by windows such as ModernBERT's of 128 tokens.
+CHECKED_LENGTHS = (3, 40, 200)
+
+
+def collator_for(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, packed: bool) -> Collator:
+    """What makes this model's batches; with `packed` the model's attention is switched to packed rows.
+
+    Padded batches work then as before.
+    """
+    if not packed:
+        return PaddingCollator(tokenizer.pad_token_id or 0)
+    model.set_attn_implementation(PACKED_ATTENTION)
+    return PackingCollator(first_position(model))
+
+
+def use_packed_execution(model: PreTrainedModel) -> None:
+    """Prepare a model for the rows of `ds_bert.data.PackedMaskedLMCollator`, in Hugging Face's Trainer or any loop.
+
+    Attention stays within sequences (padded batches work as before), and where `labels` are given the head is computed
+    on the positions whose label is not -100 only: `logits` are (1, M, V) then, M = those positions, V = vocabulary.
+
+    Args:
+        model: a Hugging Face model `...ForMaskedLM` in fp32, before it is wrapped.
+
+    Raises:
+        UserError: see `check_packed_execution`.
+    """
+    check_packed_execution(model)
+    model.set_attn_implementation(PACKED_ATTENTION)
+    MaskedPositionHead(model).follow_labels(model)
+
+
+def check_packed_execution(model: PreTrainedModel) -> None:
+    """Compare the logits of some random sequences, packed against padded as the model came; it stays as it is.
+
+    Args:
+        model: in fp32.
+
+    Raises:
+        UserError: the model does not use transformers' attention interface, or not alone; says what to do.
+    """
+    samples = _random_samples(model)
+    padded = PaddingCollator(model.config.pad_token_id or 0)(samples)
+    packed = PackingCollator(first_position(model))(samples)
+    was_training, before = model.training, model.config._attn_implementation
+    model.eval()
+    try:
+        with torch.no_grad():
+            expected = model(**padded.model_inputs).logits.flatten(0, 1)[padded.positions]
+            model.set_attn_implementation(PACKED_ATTENTION)
+            found = model(**packed.model_inputs).logits.flatten(0, 1)[packed.positions]
+        difference = (found - expected).abs().max().item()
+        problem = f"its logits differ by {difference:.1g}" if not difference <= MAX_DIFFERENCE else None
+    except Exception as error:  # whatever a model does with inputs it does not know
+        problem = f"{type(error).__name__}: {first_line(error)}"
+    finally:
+        model.train(was_training)
+        model.set_attn_implementation(before)
+    if problem:
+        raise UserError(
+            f"{type(model).__name__} cannot compute packed sequences as it computes padded ones ({problem}); set "
+            f'"{KEY}": false'
+        )
+
+
+def _random_samples(model: PreTrainedModel) -> list[MaskedSample]:
+    rng = np.random.default_rng(0)
+    # RoBERTa gives the padding token no position of its own, wherever it stands.
+    usable = np.setdiff1d(np.arange(model.get_input_embeddings().num_embeddings), [model.config.pad_token_id or 0])
+    lengths = sorted(min(length, usable_positions(model)) for length in CHECKED_LENGTHS)
+    ids = [rng.choice(usable, length) for length in lengths]
+    return [MaskedSample(sample, np.arange(len(sample)), sample) for sample in ids]

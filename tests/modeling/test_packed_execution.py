@@ -1,0 +1,154 @@
+"""Packed sequences give the loss and the gradients of padded ones, for every family of encoders."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional as F
+
+from ds_bert.data.collator import PackingCollator
+from ds_bert.data.masking import MaskedSample
+from ds_bert.errors import UserError
+from ds_bert.modeling import (
+    PACKED_ATTENTION,
+    MaskedPositionHead,
+    check_packed_execution,
+    first_position,
+    masked_lm_loss,
+)
+
+VOCABULARY, POSITIONS = 60, 512
+SMALL = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 64, "max_position_embeddings": POSITIONS,
+}  # fmt: skip
+# Roberta's positions begin after its padding index.
+OFFSET = {**SMALL, "max_position_embeddings": POSITIONS + 2, "pad_token_id": 1}
+FAMILIES = {
+    "bert": transformers.BertConfig(**SMALL),
+    "roberta": transformers.RobertaConfig(**OFFSET),
+    "camembert": transformers.CamembertConfig(**OFFSET),
+    "distilbert": transformers.DistilBertConfig(
+        vocab_size=VOCABULARY, dim=32, n_layers=2, n_heads=4, hidden_dim=64, max_position_embeddings=POSITIONS
+    ),
+    "electra": transformers.ElectraConfig(**SMALL, embedding_size=16),
+    "albert": transformers.AlbertConfig(**SMALL, embedding_size=16),
+    # Three layers, of which two attend in a window of 16 tokens.
+    "modernbert": transformers.ModernBertConfig(
+        **{**SMALL, "num_hidden_layers": 3}, local_attention=16, pad_token_id=0, global_attn_every_n_layers=3,
+        bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3,
+    ),
+}  # fmt: skip
+
+
+def make(family: str) -> nn.Module:
+    torch.manual_seed(0)
+    model = transformers.AutoModelForMaskedLM.from_config(FAMILIES[family])
+    return model.eval()  # dropout draws differ for differently shaped batches
+
+
+def draw(lengths: list[int]) -> list[MaskedSample]:
+    rng = np.random.default_rng(0)
+    samples = []
+    for length in lengths:
+        ids = rng.integers(4, VOCABULARY, length)
+        positions = np.sort(rng.choice(length, max(1, length // 5), replace=False))
+        samples.append(MaskedSample(ids, positions, rng.integers(4, VOCABULARY, len(positions))))
+    return samples
+
+
+def padded_loss(model: nn.Module, samples: list[MaskedSample]) -> torch.Tensor:
+    """As Hugging Face computes it: rows padded to the longest, labels of -100 where nothing is masked."""
+    longest = max(len(sample.input_ids) for sample in samples)
+    ids = torch.full((len(samples), longest), model.config.pad_token_id or 0)
+    mask, labels = torch.zeros_like(ids), torch.full_like(ids, -100)
+    for row, sample in enumerate(samples):
+        ids[row, : len(sample.input_ids)] = torch.from_numpy(sample.input_ids)
+        mask[row, : len(sample.input_ids)] = 1
+        labels[row, torch.from_numpy(sample.positions)] = torch.from_numpy(sample.labels)
+    logits = model(input_ids=ids, attention_mask=mask).logits
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+
+
+def packed_loss(model: nn.Module, samples: list[MaskedSample]) -> torch.Tensor:
+    batch = PackingCollator(first_position(model))(samples)
+    logits = MaskedPositionHead(model)(model, batch.model_inputs, batch.positions)
+    return masked_lm_loss(logits, batch.labels)[0]
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("lengths", [[11], [7, 7, 7], [512, 3], [40, 12, 3, 12, 25]], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_loss_and_gradients_are_those_of_padded_sequences(family, lengths):
+    model, samples = make(family), draw(lengths)
+    expected = padded_loss(model, samples)
+    expected.backward()
+    expected_gradients = gradients(model)
+    model.set_attn_implementation(PACKED_ATTENTION)
+    # Padded batches give the same with it, too.
+    torch.testing.assert_close(padded_loss(model, samples), expected, rtol=1e-5, atol=0)
+    loss = packed_loss(model, samples)
+    loss.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
+    found = gradients(model)
+    assert found.keys() == expected_gradients.keys()
+    for name, gradient in found.items():
+        reference = expected_gradients[name]
+        assert (gradient - reference).norm() <= 1e-5 * max(reference.norm(), 1e-3), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_sequence_sees_another(family):
+    model, samples = make(family), draw([9, 9, 30, 4])
+    model.set_attn_implementation(PACKED_ATTENTION)
+    collate = PackingCollator(first_position(model))
+    changed = [samples[0], *samples[1:]]
+    changed[2] = changed[2]._replace(input_ids=np.roll(samples[2].input_ids, 1))
+    with torch.no_grad():
+        before, after = (model(**collate(batch).model_inputs).logits[0] for batch in (samples, changed))
+    longest = 30  # sorted by length: it comes last
+    assert torch.equal(before[:-longest], after[:-longest])
+    assert not torch.equal(before[-longest:], after[-longest:])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_check_passes_and_leaves_the_model_as_it_was(family):
+    model = make(family).train()
+    before = model.config._attn_implementation
+    check_packed_execution(model)
+    assert model.training
+    assert model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.MPNetConfig(**{**SMALL, "max_position_embeddings": POSITIONS + 2}),
+        transformers.DebertaV2Config(**SMALL, relative_attention=True, pos_att_type=["p2c", "c2p"]),
+        transformers.BertConfig(**SMALL, is_decoder=True),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_models_that_attend_in_their_own_way_are_refused(config):
+    model = transformers.AutoModelForMaskedLM.from_config(config)
+    with pytest.raises(UserError, match=r'"ds_bert.execution.packed": false'):
+        check_packed_execution(model)
+
+
+def test_dropout_in_attention_drops_its_share():
+    model = make("bert").train()
+    model.set_attn_implementation(PACKED_ATTENTION)
+    layer = model.bert.encoder.layer[0].attention.self
+    boundaries = torch.tensor([0, 500, 1000], dtype=torch.int32)
+    # With equal scores and values of one, the output is the share of weights that were kept, over (1 - p).
+    query, value = torch.zeros(1, 4, 1000, 8), torch.ones(1, 4, 1000, 8)
+    attend = transformers.AttentionInterface()[PACKED_ATTENTION]
+    output, _ = attend(layer, query, query, value, None, dropout=0.3, cu_seq_lens_q=boundaries, max_length_q=500)
+    assert output.mean().item() == pytest.approx(1, abs=0.01)
+    assert output.std().item() == pytest.approx((0.3 / 0.7 / 500) ** 0.5, rel=0.1)
