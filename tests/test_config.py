@@ -44,7 +44,8 @@ def test_the_keys_of_the_section_are_these():
     [
         (
             {"maskin": {}},
-            "ds_bert.maskin: unknown key; did you mean 'masking'? (valid: bucket_clipping, sampling, execution, masking)",
+            "ds_bert.maskin: unknown key; did you mean 'masking'? "
+            "(valid: bucket_clipping, sampling, execution, masking)",
         ),
         (
             {"masking": {"probabilty": 0.1}},
