@@ -24,12 +24,12 @@ KEYS = ("rank_tokens_max_over_mean", "rank_seconds_max_over_mean", "real_tokens_
 WARM_UP = 5  # steps not counted
 
 
-def run(args: argparse.Namespace, strategy: str, accumulation: int) -> dict[str, list[float]]:
+def run(args: argparse.Namespace, strategy: str, accumulation: int, packed: bool) -> dict[str, list[float]]:
     config = {
         "train_micro_batch_size_per_gpu": MICRO_BATCH_SIZE,
         "gradient_accumulation_steps": accumulation,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
-        "ds_bert": {"sampling": {"strategy": strategy}},
+        "ds_bert": {"sampling": {"strategy": strategy}, "execution": {"packed": packed}},
     }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ds_config.json"
@@ -61,22 +61,23 @@ def main() -> None:
     args = parser.parse_args()
     where = setting("torch", "deepspeed", "transformers")
     results: dict[str, dict[str, list[float]]] = {}
-    for accumulation in (1, 4):
+    for packed, accumulation in ((True, 1), (False, 1), (False, 4)):
+        execution = "packed" if packed else "padded"
         for _ in range(args.repeats):
             for strategy in STRATEGIES:
-                measured = run(args, strategy, accumulation)
-                so_far = results.setdefault(f"{strategy} {accumulation}", {key: [] for key in KEYS})
+                measured = run(args, strategy, accumulation, packed)
+                so_far = results.setdefault(f"{execution}, {accumulation}, {strategy}", {key: [] for key in KEYS})
                 for key, values in measured.items():
                     so_far[key] += values
-                print(f"{strategy}, accumulation {accumulation}: " + _row(measured), flush=True)
+                print(f"{execution}, accumulation {accumulation}, {strategy}: " + _row(measured), flush=True)
     if args.json:
         lines = [
             "# How far apart are two ranks with random and with balanced batches?",
             "",
-            f"Padded micro-batches of {MICRO_BATCH_SIZE}, {args.model} model, 2 ranks. Most loaded rank over the mean "
+            f"Micro-batches of {MICRO_BATCH_SIZE}, {args.model} model, 2 ranks. Most loaded rank over the mean "
             "of both, medians over the steps (mean, largest): 1 is best, 2 the worst that two ranks can do.",
             "",
-            "| strategy, accumulation | tokens (planned) | seconds (measured) | real tokens/s |",
+            "| execution, accumulation, strategy | tokens (planned) | seconds (measured) | real tokens/s |",
             "| --- | --- | --- | --- |",
             *(f"| {name} | {_row(values)} |" for name, values in results.items()),
             *setting_lines(where),

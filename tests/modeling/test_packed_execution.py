@@ -1,5 +1,8 @@
 """Packed sequences give the loss and the gradients of padded ones, for every family of encoders."""
 
+import sys
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +10,8 @@ import transformers
 from torch import nn
 from torch.nn import functional as F
 
-from ds_bert.data.collator import PackingCollator
+from ds_bert.data import PackedMaskedLMCollator
+from ds_bert.data.collator import PackingCollator, packed_row
 from ds_bert.data.masking import MaskedSample
 from ds_bert.errors import UserError
 from ds_bert.modeling import (
@@ -16,7 +20,10 @@ from ds_bert.modeling import (
     check_packed_execution,
     first_position,
     masked_lm_loss,
+    packed_attention,
+    use_packed_execution,
 )
+from tests.data.test_masking import TOKENIZER
 
 VOCABULARY, POSITIONS = 60, 512
 SMALL = {
@@ -152,3 +159,79 @@ def test_dropout_in_attention_drops_its_share():
     output, _ = attend(layer, query, query, value, None, dropout=0.3, cu_seq_lens_q=boundaries, max_length_q=500)
     assert output.mean().item() == pytest.approx(1, abs=0.01)
     assert output.std().item() == pytest.approx((0.3 / 0.7 / 500) ** 0.5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "dtype", "dropout", "has_flash_attn", "chosen"),
+    [
+        ("cpu", None, torch.bfloat16, 0.0, True, "attend_by_runs"),
+        ("cuda", (8, 0), torch.float32, 0.0, True, "attend_by_runs"),
+        ("cuda", (7, 5), torch.float16, 0.0, True, "attend_by_runs"),
+        ("cuda", (8, 0), torch.bfloat16, 0.1, True, "attend_with_flash_attn"),
+        ("cuda", (9, 0), torch.float16, 0.0, False, "attend_with_torch_varlen"),
+        ("cuda", (9, 0), torch.float16, 0.1, False, "attend_by_runs"),
+    ],
+)
+def test_the_kernel_follows_from_what_the_device_can(
+    monkeypatch, device, capability, dtype, dropout, has_flash_attn, chosen
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(packed_attention, "find_spec", lambda name: object() if has_flash_attn else None)
+    assert packed_attention.choose_kernel(torch.device(device), dtype, dropout).__name__ == chosen
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("kernel", ["attend_with_torch_varlen", "attend_with_flash_attn"])
+def test_gpu_kernels_get_the_arguments_that_give_the_same_attention(monkeypatch, kernel, window):
+    """The kernel itself is played by a plain loop that reads its arguments as its documentation says."""
+
+    def plain(q, k, v, cu_q, cu_k, max_q, max_k, *, window_size, scale=None, softmax_scale=None, **rest):
+        assert (max_q, max_k) == (9, 9)
+        assert cu_q.dtype == torch.int32
+        outputs = []
+        for start, end in zip(cu_q[:-1].tolist(), cu_q[1:].tolist(), strict=True):
+            scores = torch.einsum("qnd,knd->nqk", q[start:end], k[start:end]) * (scale or softmax_scale)
+            offset = torch.arange(end - start)[:, None] - torch.arange(end - start)[None, :]
+            left, right = window_size
+            if left >= 0:
+                scores = scores.masked_fill((offset > left) | (-offset > right), float("-inf"))
+            outputs.append(torch.einsum("nqk,knd->qnd", scores.softmax(-1), v[start:end]))
+        return torch.cat(outputs)
+
+    monkeypatch.setattr(packed_attention, "varlen_attn", plain)
+    monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(flash_attn_varlen_func=plain))
+    query, key, value = torch.randn(3, 16, 4, 8)
+    boundaries = torch.tensor([0, 3, 7, 16], dtype=torch.int32)
+    options = {"dropout": 0.0, "scaling": 0.3, "sliding_window": window}
+    found = getattr(packed_attention, kernel)(query, key, value, boundaries, 9, **options)
+    expected = packed_attention.attend_by_runs(query, key, value, boundaries, 9, **options)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_collator_for_the_trainer_masks_as_hugging_faces_own():
+    samples = [np.array([2, *range(5, 5 + n), 3]) for n in (30, 4, 17)]
+    own = transformers.DataCollatorForLanguageModeling(TOKENIZER, seed=3)
+    ours = PackedMaskedLMCollator(TOKENIZER, seed=3, first_position=2)
+    row = ours([{"input_ids": ids.tolist(), "other": 1} for ids in samples])
+    expected = own([np.concatenate(sorted(samples, key=len)).tolist()])
+    assert torch.equal(row["input_ids"], expected["input_ids"])
+    assert torch.equal(row["labels"], expected["labels"])
+    assert row["cu_seq_lens_q"].tolist() == [0, 6, 25, 57]
+    assert row["position_ids"][0].tolist() == [*range(2, 8), *range(2, 21), *range(2, 34)]
+    assert row["max_length_q"] == 32
+    assert row.keys() == {*packed_row(np.array([1])), "input_ids", "labels"}
+
+
+def test_with_labels_the_head_is_computed_where_they_count():
+    model = make("bert")
+    samples = draw([9, 4])
+    expected = padded_loss(model, samples) / sum(len(sample.labels) for sample in samples)
+    use_packed_execution(model)
+    batch = PackingCollator(first_position(model))(samples)
+    labels = torch.full_like(batch.model_inputs["input_ids"], -100)
+    labels[0, batch.positions] = batch.labels
+    output = model(**batch.model_inputs, labels=labels)
+    torch.testing.assert_close(output.loss, expected, rtol=1e-5, atol=0)
+    assert output.logits.shape == (1, len(batch.labels), VOCABULARY)
+    # Without labels it is as it was.
+    assert model(**batch.model_inputs).logits.shape == (1, 13, VOCABULARY)
