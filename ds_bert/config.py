@@ -31,7 +31,9 @@ Values = TypeVar("Values", bound="Section")
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, strict=True, allow_inf_nan=False
+    )
 
 
 class MaskingConfig(Section):
@@ -60,7 +62,7 @@ class SamplingConfig(Section):
     window_scope: Literal["rank", "world"] = "rank"
     """Whether `local_sort` sorts each rank's part of a window by itself or all together."""
 
-    edges: tuple[Annotated[int, Field(ge=1, le=MAX_INT)], ...] = (128, 256, 384, 512)
+    edges: tuple[Annotated[int, Field(ge=1, le=MAX_INT)], ...] = Field((128, 256, 384, 512), strict=False)
     """Tokens at which the strata of `stratified` end, rising; longer samples make one more."""
 
     strata: int | None = Field(None, ge=1, le=MAX_INT)
@@ -211,7 +213,7 @@ def _problem(model: Any, details: dict, path: str) -> str:
 def did_you_mean(word: str, valid: list[str]) -> str:
     """The end of an error about a name that is not in `valid`: the nearest one, and all of them."""
     nearest = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return f"{hint} (valid: {', '.join(valid)})"
 
 

@@ -52,14 +52,27 @@ def test_the_keys_of_the_section_are_these():
             "ds_bert.masking.probabilty: unknown key; did you mean 'probability'? (valid: probability, unit)",
         ),
         ({"masking": {"probability": 1.5}}, "ds_bert.masking.probability: Input should be less than 1 (given: 1.5)"),
-        ({"masking": {"unit": "char"}}, "ds_bert.masking.unit: 'char' is not valid; (valid: token)"),
+        ({"masking": {"probability": "1"}}, "ds_bert.masking.probability: Input should be a valid number (given: '1')"),
+        (
+            {"bucket_clipping": {"trace": "yes"}},
+            "ds_bert.bucket_clipping.trace: Input should be a valid boolean (given: 'yes')",
+        ),
+        (
+            {"bucket_clipping": {"bucket_size_mb": True}},
+            "ds_bert.bucket_clipping.bucket_size_mb: Input should be a valid number (given: True)",
+        ),
+        (
+            {"bucket_clipping": {"bucket_size_mb": float("inf")}},
+            "ds_bert.bucket_clipping.bucket_size_mb: Input should be a finite number (given: inf)",
+        ),
+        ({"masking": {"unit": "char"}}, "ds_bert.masking.unit: 'char' is not valid (valid: token)"),
         (
             {"sampling": {"strategy": "balancd"}},
             "ds_bert.sampling.strategy: 'balancd' is not valid; did you mean 'balanced'? (valid: random, local_sort, "
             "stratified, balanced)",
         ),
         ({"sampling": {"edges": [2, 1]}}, "ds_bert.sampling.edges: must be rising, not [2, 1]"),
-        ({"masking": {"xyz": 1}}, "ds_bert.masking.xyz: unknown key; (valid: probability, unit)"),
+        ({"masking": {"xyz": 1}}, "ds_bert.masking.xyz: unknown key (valid: probability, unit)"),
     ],
 )
 def test_a_mistake_in_the_section_names_its_path(section, message):

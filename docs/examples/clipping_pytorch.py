@@ -1,5 +1,7 @@
 """Bucket clipping in plain PyTorch: torchrun --standalone --nproc-per-node 2 docs/examples/clipping_pytorch.py"""
 
+import math
+
 import torch
 import torch.distributed as dist
 from tiny_corpus import Sentences, collate, leave, tiny_bert
@@ -24,7 +26,10 @@ def main() -> None:
             else:
                 (model(**batch).loss / ACCUMULATION).backward()  # buckets are sent from in here
         statistics = reducer.finish()
-        optimizer.step()
+        if math.isfinite(statistics.grad_norm_after_clip):  # the same on all ranks: they skip together
+            optimizer.step()
+        elif where := reducer.first_nonfinite():
+            print(f"step skipped: the gradient is not finite ({where})")
         optimizer.zero_grad()
         assert statistics.grad_norm_after_clip <= MAX_NORM * (1 + 1e-5)
     checksum = torch.cat([p.detach().flatten() for p in model.parameters()]).double().sum()

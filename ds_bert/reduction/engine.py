@@ -49,7 +49,10 @@ def attach_to_engine(
         UserError: this engine reduces gradients in a way that cannot be clipped by bucket; names the key.
     """
     check_engine(engine)
-    max_norm = engine.gradient_clipping() if max_norm is None else max_norm
+    if max_norm is None:
+        max_norm = engine.gradient_clipping()
+        if not max_norm:
+            raise UserError("the engine's gradient_clipping is 0; set that key, or give max_norm")
     check_settings(max_norm, threshold, bucket_size_mb)
     guard = guard_of(engine)
     if engine.zero_optimization():
@@ -85,6 +88,8 @@ def check_engine(engine: DeepSpeedEngine) -> None:
     Raises:
         UserError: names the key and what to do.
     """
+    if not isinstance(engine, DeepSpeedEngine):
+        raise UserError(f"not an engine from deepspeed.initialize but a {type(engine).__name__}; see reduction.attach")
     # Not engine.config, which is the path where a path was given.
     check_compatible(engine._config._param_dict)
     obstacles = {

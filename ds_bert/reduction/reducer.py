@@ -7,6 +7,7 @@ of the whole gradient. docs/clipping.md has the mathematics. Plain torch: DeepSp
 import contextlib
 import json
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 
 import torch
@@ -27,6 +28,9 @@ from ds_bert.reduction.trace import Trace, span
 FIRST_BUCKET_MB = 1.0
 
 log = logging.getLogger(__name__)
+
+# Modules that have a reducer: two would each send what the other averaged.
+_attached: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class OverlappedReducer:
@@ -67,6 +71,12 @@ class OverlappedReducer:
         loss_scale: Callable[[], float] = lambda: 1.0,
     ) -> None:
         check_settings(max_norm, threshold, bucket_size_mb)
+        if communication_dtype is not None and not isinstance(communication_dtype, torch.dtype):
+            raise UserError(f"communication_dtype: give a torch.dtype or None, not {communication_dtype!r}")
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            raise UserError("bucket clipping: DistributedDataParallel reduces gradients itself; give the module in it")
+        if module in _attached:
+            raise UserError("this module has a reducer already: attach one only, or detach() the other first")
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise UserError("bucket clipping: the model has no trainable parameter")
@@ -95,6 +105,8 @@ class OverlappedReducer:
         ]
         if overlap and self.world_size > 1 and self._device.type == "cpu":
             let_computation_go_first()
+        self._module = module
+        _attached.add(module)
         self.tied: TiedEmbedding | None = None
         if split_tied_embedding:
             self._split_tied_embedding(module)
@@ -130,8 +142,8 @@ class OverlappedReducer:
         bucket = self._bucket_of[name]
         if bucket < self._next:
             raise UserError(
-                f"a second gradient of {name} arrived after its bucket was sent; run the backward passes but the last "
-                "of an optimizer step inside no_sync(), or set bucket_clipping.overlap to false"
+                f"a second gradient of {name} arrived after its bucket was sent; call finish() once after the backward "
+                "pass that ends an optimizer step, run those before it inside no_sync(), or set overlap to false"
             )
         if not self.overlap:
             return
@@ -197,7 +209,9 @@ class OverlappedReducer:
         """Agree on rank 0's ready order and fill the buckets by it."""
         settings = [self.max_norm, self.threshold, self.bucket_size_mb, self.overlap, str(self.communication_dtype)]
         shapes = {name: list(p.shape) for name, p in self.parameters.items()}
-        mine = json.dumps([settings, shapes, self.tied is not None])
+        # Nobody broadcasts weights here, and ranks that start from different ones would never meet.
+        weights = [int(p.detach().reshape(-1).view(torch.uint8).sum()) for p in self.parameters.values()]
+        mine = json.dumps([settings, shapes, self.tied is not None, weights])
         # An embedding used in a third place has a gradient that neither part holds.
         leaks = self.tied is not None and self.tied.has_third_use
         order = self._learned_order
@@ -210,8 +224,8 @@ class OverlappedReducer:
             dist.all_reduce(differs_leaks, op=dist.ReduceOp.MAX, group=self.group)
             if differs_leaks[0]:
                 raise UserError(
-                    "bucket clipping: the ranks differ in trainable parameters or in the settings of bucket_clipping; "
-                    "give all the same model and configuration"
+                    "bucket clipping: the ranks differ in trainable parameters, in their weights or in the settings of "
+                    "bucket_clipping; give all the same model, from the same seed, and configuration"
                 )
             leaks = bool(differs_leaks[1])
         if leaks:
@@ -286,17 +300,17 @@ class OverlappedReducer:
         """Give the model back as it was."""
         for handle in self._handles:
             handle.remove()
+        _attached.discard(self._module)
         if self.tied:
             self._unsplit()
 
 
 def check_settings(max_norm: float, threshold: str, bucket_size_mb: float) -> None:
-    if not max_norm > 0:
-        raise UserError(f"max_norm: must be positive, not {max_norm!r}")
+    for name, value in {"max_norm": max_norm, "bucket_size_mb": bucket_size_mb}.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise UserError(f"{name}: must be a positive number, not {value!r}")
     if threshold not in RULES:
         raise UserError(f"threshold: {threshold!r} is not known (valid: {', '.join(RULES)})")
-    if not bucket_size_mb > 0:
-        raise UserError(f"bucket_size_mb: must be positive, not {bucket_size_mb!r}")
 
 
 def attach(module: nn.Module, *, max_norm: float, **settings) -> OverlappedReducer:
@@ -304,8 +318,11 @@ def attach(module: nn.Module, *, max_norm: float, **settings) -> OverlappedReduc
 
         reducer = attach(model, max_norm=1.0)
         loss.backward()
-        reducer.finish()
-        optimizer.step()
+        statistics = reducer.finish()
+        if math.isfinite(statistics.grad_norm_after_clip):  # the same on all ranks
+            optimizer.step()
+
+    All ranks must start from the same weights; parameters that are trainable now are reduced, frozen ones never.
 
     Args:
         module, max_norm, settings: see `OverlappedReducer`.

@@ -1,4 +1,4 @@
-"""What a trace tells: how much of the communication the backward pass hid."""
+"""What a trace tells: how much of the communication was hidden by computation."""
 
 import json
 from dataclasses import dataclass
@@ -34,13 +34,15 @@ class TracedStep:
         return _length(self._lane("communication"))
 
     @property
-    def exposed(self) -> float:
-        """Seconds of communication in which this rank did nothing but wait for it."""
-        return _length(_intersection(self._lane("communication"), self._lane("wait")))
+    def hidden(self) -> float:
+        """Seconds of communication in which this rank went forward or backward, or stepped, and did not wait."""
+        beside_compute = _intersection(self._lane("communication"), self._lane("compute"))
+        return _length(beside_compute) - _length(_intersection(beside_compute, self._lane("wait")))
 
     @property
-    def hidden(self) -> float:
-        return self.communication - self.exposed
+    def exposed(self) -> float:
+        """Seconds of communication that nothing hid."""
+        return self.communication - self.hidden
 
     def _lane(self, lane: str) -> list[Span]:
         return _union([(start, end) for _, start, end in self.spans.get(lane, [])])
@@ -55,6 +57,8 @@ def read_traces(run_folder: Path) -> list[TracedStep]:
     Raises:
         UserError: there is no trace, or a file is none.
     """
+    if not run_folder.is_dir():
+        raise UserError(f"{run_folder} is no folder; give a run folder")
     folder = run_folder / "trace" if (run_folder / "trace").is_dir() else run_folder
     paths = sorted(folder.glob("rank*.json"))
     if not paths:
@@ -81,6 +85,8 @@ def read_traces(run_folder: Path) -> list[TracedStep]:
                 if line.endswith(","):  # the last line of a killed run may be torn
                     raise UserError(f"{path}:{number}: no event of a trace that ds_bert wrote") from None
         steps += [_traced_step(rank, step, events) for step, events in by_step.items()]
+    if not steps:
+        raise UserError(f"{folder} holds traces of no whole step; let the run do some")
     return sorted(steps, key=lambda step: (step.step, step.rank))
 
 
@@ -112,21 +118,26 @@ def _length(spans: list[Span]) -> float:
     return sum(end - start for start, end in spans)
 
 
+def most_exposed(steps: list[TracedStep]) -> list[TracedStep]:
+    """Of each step the rank with the most exposed communication."""
+    chosen: dict[int, TracedStep] = {}
+    for step in steps:
+        if step.step not in chosen or step.exposed > chosen[step.step].exposed:
+            chosen[step.step] = step
+    return list(chosen.values())
+
+
 def typical_step(steps: list[TracedStep]) -> TracedStep:
-    """The step of median length of the lowest rank, the first left out: it learns the order, and nothing overlaps."""
-    mine = [step for step in steps if step.rank == steps[0].rank]
-    later = mine[1:] or mine
+    """Of `most_exposed` that of median length, the first left out: it learns the order, and nothing overlaps."""
+    chosen = most_exposed(steps)
+    later = chosen[1:] or chosen
     return sorted(later, key=lambda step: step.seconds)[len(later) // 2]
 
 
 def as_table(steps: list[TracedStep]) -> str:
-    """A line a step, of the rank that waited longest in it, and the medians."""
+    """A line a step, of the rank with the most exposed communication in it, and the medians."""
     rows = ["  step  rank  step ms  communication ms  hidden ms  exposed ms  hidden"]
-    slowest = {}
-    for step in steps:
-        if step.step not in slowest or step.exposed > slowest[step.step].exposed:
-            slowest[step.step] = step
-    chosen = list(slowest.values())
+    chosen = most_exposed(steps)
     rows += [_row(f"{s.step:6}  {s.rank:4}", s.seconds, s.communication, s.exposed) for s in chosen]
     later = chosen[1:] or chosen
     medians = [float(np.median([getattr(s, key) for s in later])) for key in ("seconds", "communication", "exposed")]
@@ -152,8 +163,7 @@ def plot_overlap(step: TracedStep, path: Path) -> None:
         for name, start, end in step.spans.get(lane, []):
             colour = COLOURS.get(name) or LANE_COLOURS.get(lane, "#888888")
             axes.broken_barh(
-                [(1e3 * start, max(1e3 * (end - start), 0.05))], (row - 0.38, 0.76), color=colour,
-                edgecolor="white", linewidth=0.4,
+                [(1e3 * start, max(1e3 * (end - start), 0.05))], (row - 0.38, 0.76), color=colour, linewidth=0
             )  # fmt: skip
     axes.set_yticks(range(len(LANES)), reversed(LANES))
     backward = [end for name, _, end in step.spans.get("compute", []) if name == "backward"]
@@ -162,7 +172,7 @@ def plot_overlap(step: TracedStep, path: Path) -> None:
     axes.set(
         xlabel="ms from the start of the step",
         title=f"rank {step.rank}, step {step.step}: {1e3 * step.communication:.0f} ms of communication, "
-        f"{1e3 * step.exposed:.0f} ms of them exposed (dotted: backward ends)",
+        f"{1e3 * step.exposed:.0f} ms exposed (dotted: backward ends)",
     )
     axes.margins(x=0.01)
     handles = [Patch(color=colour, label=name) for name, colour in {**COLOURS, **LANE_COLOURS}.items()]

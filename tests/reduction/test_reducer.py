@@ -160,8 +160,10 @@ def test_a_backward_pass_too_many_is_an_error(rank_pool):
     assert "no_sync()" in rank_pool(2).run(second_backward)[0]
 
 
-def differing(max_norm_of_rank: list[float], extra_on_rank_1: bool) -> str:
+def differing(max_norm_of_rank: list[float], extra_on_rank_1: bool, other_weights_on_rank_1: bool = False) -> str:
     module = Linears()
+    if other_weights_on_rank_1 and dist.get_rank() == 1:
+        next(module.parameters()).data[0] += 1e-6
     if extra_on_rank_1 and dist.get_rank() == 1:
         module.e = nn.Parameter(torch.zeros(3))
     reducer = attach(module, max_norm=max_norm_of_rank[dist.get_rank()])
@@ -175,10 +177,14 @@ def differing(max_norm_of_rank: list[float], extra_on_rank_1: bool) -> str:
     return "no error"
 
 
-@pytest.mark.parametrize("arguments", [([1.0, 2.0], False), ([1.0, 1.0], True)], ids=["settings", "parameters"])
+@pytest.mark.parametrize(
+    "arguments",
+    [([1.0, 2.0], False), ([1.0, 1.0], True), ([1.0, 1.0], False, True)],
+    ids=["settings", "parameters", "weights"],
+)
 def test_ranks_that_differ_stop_at_the_first_step(rank_pool, arguments):
     for answer in rank_pool(2).run(differing, *arguments):
-        assert "the ranks differ in trainable parameters or in the settings" in answer
+        assert "the ranks differ in trainable parameters, in their weights or in the settings" in answer
 
 
 def test_one_process_needs_no_process_group():
@@ -195,16 +201,27 @@ def test_one_process_needs_no_process_group():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_norm": 0}, "max_norm: must be positive"),
-        ({"max_norm": float("nan")}, "max_norm: must be positive"),
+        ({"max_norm": 0}, "max_norm: must be a positive number"),
+        ({"max_norm": float("nan")}, "max_norm: must be a positive number"),
         ({"max_norm": 1, "threshold": "half"}, "threshold: 'half' is not known (valid: proportional, equal, uniform)"),
-        ({"max_norm": 1, "bucket_size_mb": 0}, "bucket_size_mb: must be positive"),
+        ({"max_norm": 1, "bucket_size_mb": 0}, "bucket_size_mb: must be a positive number"),
+        ({"max_norm": "1"}, "max_norm: must be a positive number, not '1'"),
+        ({"max_norm": 1, "communication_dtype": "bf16"}, "communication_dtype: give a torch.dtype or None, not 'bf16'"),
     ],
 )
 def test_bad_settings(arguments, message):
     with pytest.raises(UserError) as caught:
         attach(Linears(), **arguments)
     assert message in str(caught.value)
+
+
+def test_a_module_takes_one_reducer():
+    module = Linears()
+    reducer = attach(module, max_norm=1.0)
+    with pytest.raises(UserError, match="this module has a reducer already"):
+        attach(module, max_norm=1.0)
+    reducer.detach()
+    attach(module, max_norm=1.0)
 
 
 def test_a_model_without_trainable_parameters():

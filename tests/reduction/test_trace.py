@@ -71,8 +71,20 @@ def test_hidden_and_exposed_communication_add_up(tmp_path):
     (step,) = read_traces(tmp_path)
     assert step.seconds == pytest.approx(0.1)
     assert step.communication == pytest.approx(0.06)
-    assert step.exposed == pytest.approx(0.016)
-    assert step.hidden == pytest.approx(0.044)
+    assert step.hidden == pytest.approx(0.04)
+    assert step.exposed == pytest.approx(0.02)
+
+
+def test_what_backward_itself_waits_for_is_not_hidden(tmp_path):
+    write(
+        tmp_path,
+        event("backward", "compute", 0, 50),
+        event("all-reduce bucket 0", "communication", 10, 40),
+        event("wait bucket 0", "wait", 30, 40),
+    )
+    (step,) = read_traces(tmp_path)
+    assert step.hidden == pytest.approx(0.02)
+    assert step.exposed == pytest.approx(0.01)
 
 
 def test_steps_done_again_after_a_kill_count_once_and_a_torn_line_is_left_out(tmp_path):
@@ -103,6 +115,14 @@ def test_the_command_prints_a_table_and_draws(tmp_path, capsys):
     assert out.splitlines()[4].startswith("median")
     assert (tmp_path / "overlap.png").read_bytes().startswith(b"\x89PNG")
     assert typical_step(read_traces(tmp_path)).step > 1
+
+
+def test_a_trace_without_steps_is_one_line(tmp_path, capsys):
+    (tmp_path / "rank0.json").write_text("")
+    assert main(["trace", str(tmp_path)]) == 1
+    assert "holds traces of no whole step" in capsys.readouterr().err
+    assert main(["trace", str(tmp_path / "nothing")]) == 1
+    assert "is no folder" in capsys.readouterr().err
 
 
 def test_a_run_without_a_trace_says_how_to_get_one(tmp_path, capsys):
