@@ -24,7 +24,15 @@ from ds_bert.data import PreparedData
 from ds_bert.data.collator import MaskedLMDataset
 from ds_bert.data.masking import TokenMasker
 from ds_bert.data.pool import available_cores
-from ds_bert.modeling import PRESETS, MaskedPositionHead, architecture, build_model, collator_for, masked_lm_loss
+from ds_bert.modeling import (
+    PRESETS,
+    MaskedPositionHead,
+    architecture,
+    build_model,
+    collator_for,
+    masked_lm_loss,
+    use_cpu_dropout,
+)
 from ds_bert.sampling import LengthBalancedBatchSampler
 
 WARM_UP = 2
@@ -55,6 +63,7 @@ def measure(args: argparse.Namespace, model_name: str, precision: str, packed: b
     tokenizer = data.load_tokenizer()
     model = build_model(model_name, architecture(model_name, vocab_size=VOCABULARY)).train()
     collate, head = collator_for(model, tokenizer, packed=packed), MaskedPositionHead(model)
+    use_cpu_dropout(model)
     model.to(torch.bfloat16 if precision == "bf16" else torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     dataset = MaskedLMDataset(data.train, TokenMasker(tokenizer, probability=0.15, seed=0))
@@ -68,7 +77,7 @@ def measure(args: argparse.Namespace, model_name: str, precision: str, packed: b
         for indices in steps:
             with record_function("data"):
                 batch = collate([dataset[int(index)] for index in indices])
-            loss, _ = masked_lm_loss(head(model, batch.model_inputs, batch.positions), batch.labels)
+            loss = masked_lm_loss(head(model, batch.model_inputs, batch.positions), batch.labels)
             (loss / len(batch.labels)).backward()
             optimizer.step()
             optimizer.zero_grad()

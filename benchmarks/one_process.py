@@ -36,7 +36,7 @@ class MaskedLM:
         """The loss of these samples, summed over their masked tokens."""
         batch = self._collate([self.dataset[int(index)] for index in samples])
         logits = self.head(self.model, batch.model_inputs, batch.positions)
-        return masked_lm_loss(logits, batch.labels)[0]
+        return masked_lm_loss(logits, batch.labels)
 
     def held_out_loss(self) -> float:
         """The mean over the held-out part; the model stays in evaluation mode."""

@@ -59,7 +59,7 @@ class Training:
         ids = (VOCABULARY ** torch.rand(self.sequences, LENGTH, generator=generator)).long().clamp(max=VOCABULARY - 1)
         positions = torch.arange(0, ids.numel(), round(1 / MASKED_SHARE))
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        loss, _ = masked_lm_loss(self.head(model, inputs, positions), ids.flatten()[positions])
+        loss = masked_lm_loss(self.head(model, inputs, positions), ids.flatten()[positions])
         return loss / len(positions) / self.accumulation
 
     def step(self, seed: int) -> None:

@@ -9,7 +9,8 @@ from ds_bert.modeling.build import (
     has_weights,
     load_config,
 )
-from ds_bert.modeling.masked_head import MaskedPositionHead, masked_lm_loss
+from ds_bert.modeling.cpu_dropout import use_cpu_dropout
+from ds_bert.modeling.masked_head import MaskedPositionHead, masked_lm_loss, num_correct
 from ds_bert.modeling.packed_attention import PACKED_ATTENTION
 from ds_bert.modeling.packed_execution import check_packed_execution, collator_for, use_packed_execution
 from ds_bert.modeling.presets import PRESETS
@@ -28,5 +29,7 @@ __all__ = [
     "has_weights",
     "load_config",
     "masked_lm_loss",
+    "num_correct",
+    "use_cpu_dropout",
     "use_packed_execution",
 ]

@@ -74,16 +74,19 @@ class MaskedPositionHead:
         return logits if self.gathers_before_head else logits[positions]
 
 
-def masked_lm_loss(logits_MV: torch.Tensor, labels_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Summed cross-entropy over masked tokens, and how many the model got right.
+def masked_lm_loss(logits_MV: torch.Tensor, labels_M: torch.Tensor) -> torch.Tensor:
+    """Summed cross-entropy over masked tokens.
 
     Args:
         logits_MV: (M, V), any float dtype; the loss is computed in fp32.
         labels_M: (M,) int64.
 
     Returns:
-        loss: 0-d fp32, the sum (not the mean: docs/loss.md says why).
-        correct: 0-d int64.
+        0-d fp32, the sum (not the mean: docs/loss.md says why).
     """
-    loss = F.cross_entropy(logits_MV.float(), labels_M, reduction="sum")
-    return loss, (logits_MV.detach().argmax(dim=-1) == labels_M).sum()
+    return F.cross_entropy(logits_MV.float(), labels_M, reduction="sum")
+
+
+def num_correct(logits_MV: torch.Tensor, labels_M: torch.Tensor) -> torch.Tensor:
+    """How many of the masked tokens are the most likely ones: 0-d int64."""
+    return (logits_MV.argmax(dim=-1) == labels_M).sum()

@@ -19,6 +19,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from ds_bert.modeling import cpu_dropout
+
 PACKED_ATTENTION = "ds_bert_packed"
 
 # Of the GPUs whose flash-attention kernels torch and flash-attn have: A100 and newer.
@@ -120,11 +122,28 @@ def attend_by_runs(
         mask = None
         if sliding_window is not None and sliding_window < length:
             mask = window_mask(length, sliding_window, query.device)
-        output = F.scaled_dot_product_attention(
-            query, key, value, mask, dropout, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-        )
+        grouped = query.shape[1] != key.shape[1]
+        if dropout and query.device.type == "cpu" and not grouped:
+            output = _attend_with_dropout(query, key, value, mask, dropout, scaling)
+        else:
+            output = F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scaling, enable_gqa=grouped)
         outputs.append(output.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)
+
+
+def _attend_with_dropout(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    scaling: float | None,
+) -> torch.Tensor:
+    # What torch computes on a CPU where dropout keeps it from its fused kernel, but for the slow draw of the mask.
+    scores = torch.matmul(query * (scaling or query.shape[-1] ** -0.5), key.transpose(-2, -1))
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return torch.matmul(cpu_dropout.dropout(scores.softmax(-1), dropout), value)
 
 
 def attend_with_torch_varlen(

@@ -8,6 +8,7 @@ from ds_bert.data.collator import Collator, PackingCollator, PaddingCollator
 from ds_bert.data.masking import MaskedSample
 from ds_bert.errors import UserError, first_line
 from ds_bert.modeling.build import first_position, usable_positions
+from ds_bert.modeling.cpu_dropout import use_cpu_dropout
 from ds_bert.modeling.masked_head import MaskedPositionHead
 from ds_bert.modeling.packed_attention import PACKED_ATTENTION
 
@@ -45,6 +46,7 @@ def use_packed_execution(model: PreTrainedModel) -> None:
     """
     check_packed_execution(model)
     model.set_attn_implementation(PACKED_ATTENTION)
+    use_cpu_dropout(model)
     MaskedPositionHead(model).follow_labels(model)
 
 

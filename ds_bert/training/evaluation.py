@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from ds_bert.data.collator import Collator, MaskedBatch, MaskedLMDataset
 from ds_bert.data.masking import EVALUATION_MASKS, TokenMasker
 from ds_bert.data.prepared import PreparedSplit
-from ds_bert.modeling import MaskedPositionHead, masked_lm_loss
+from ds_bert.modeling import MaskedPositionHead, masked_lm_loss, num_correct
 from ds_bert.training.agreement import rank_and_world
 
 # Not the run's seed: a model is compared with others on the same masks.
@@ -73,7 +73,7 @@ class Evaluator:
             for batch in self.batches(rank, world_size):
                 batch = batch.to(device)
                 logits_MV = head(model, batch.model_inputs, batch.positions)
-                loss, correct = masked_lm_loss(logits_MV, batch.labels)
+                loss, correct = masked_lm_loss(logits_MV, batch.labels), num_correct(logits_MV, batch.labels)
                 totals += torch.stack([loss.double(), correct.double(), totals.new_tensor(len(batch.labels))])
         if world_size > 1:
             dist.all_reduce(totals)

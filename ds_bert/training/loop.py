@@ -137,7 +137,7 @@ class Trainer:
             sums.data_wait_s += time.perf_counter() - waiting_since
             self._seed_dropout(micro_step)
             logits_MV = self.head(engine, batch.model_inputs, batch.positions)
-            loss, _ = masked_lm_loss(logits_MV, batch.labels)
+            loss = masked_lm_loss(logits_MV, batch.labels)
             engine.backward(loss * loss_factor)
             sums.loss += loss.detach()
             sums.real_tokens += batch.real_tokens

@@ -15,7 +15,7 @@ from ds_bert.cluster.ranks import run_rank
 from ds_bert.data.collator import Collator
 from ds_bert.engine import TRACE_FOLDER, initialize
 from ds_bert.errors import UserError
-from ds_bert.modeling import MaskedPositionHead, build_model, check_packed_execution, collator_for
+from ds_bert.modeling import MaskedPositionHead, build_model, check_packed_execution, collator_for, use_cpu_dropout
 from ds_bert.sampling import LengthBalancedBatchSampler
 from ds_bert.training import checkpoint as checkpoints
 from ds_bert.training.agreement import gather, on_first_rank, together
@@ -125,6 +125,7 @@ def _build(
     packed = setup.section.execution.packed
     if packed:
         together(lambda: check_packed_execution(model))
+    use_cpu_dropout(model)
     collate = collator_for(model, setup.tokenizer, packed=packed)
     head = MaskedPositionHead(model)
     return together(lambda: _initialize(model, ds_config, args.deepspeed_config)), head, collate

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from ds_bert.errors import UserError
-from ds_bert.modeling import MaskedPositionHead, check_tokenizer_and_lengths, load_config, masked_lm_loss
+from ds_bert.modeling import MaskedPositionHead, check_tokenizer_and_lengths, load_config, masked_lm_loss, num_correct
 from ds_bert.modeling.build import usable_positions
 from tests.data.test_masking import TOKENIZER
 
@@ -46,7 +46,7 @@ def test_logits_loss_and_gradients_equal_those_of_the_whole_head(family):
     assert head.gathers_before_head
     logits = head(model, {"input_ids": ids, "attention_mask": attention}, positions)
     assert logits.shape == (4, 60)
-    loss, correct = masked_lm_loss(logits, labels)
+    loss, correct = masked_lm_loss(logits, labels), num_correct(logits, labels)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
     assert correct.item() == (whole.argmax(-1) == labels).sum().item()
     gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)

@@ -81,7 +81,7 @@ def padded_loss(model: nn.Module, samples: list[MaskedSample]) -> torch.Tensor:
 def packed_loss(model: nn.Module, samples: list[MaskedSample]) -> torch.Tensor:
     batch = PackingCollator(first_position(model))(samples)
     logits = MaskedPositionHead(model)(model, batch.model_inputs, batch.positions)
-    return masked_lm_loss(logits, batch.labels)[0]
+    return masked_lm_loss(logits, batch.labels)
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
