@@ -17,7 +17,7 @@ from collections.abc import Iterable
 import torch
 from matmul_peak import matmul_peak
 from record import setting, setting_lines, write
-from throughput import PRECISIONS, VOCABULARY, flops_per_token
+from throughput import MASKED_SHARE, PRECISIONS, VOCABULARY, flops_per_token
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ds_bert.data import PreparedData
@@ -66,7 +66,7 @@ def measure(args: argparse.Namespace, model_name: str, precision: str, packed: b
     use_cpu_dropout(model)
     model.to(torch.bfloat16 if precision == "bf16" else torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    dataset = MaskedLMDataset(data.train, TokenMasker(tokenizer, probability=0.15, seed=0))
+    dataset = MaskedLMDataset(data.train, TokenMasker(tokenizer, probability=MASKED_SHARE, seed=0))
     sampler = LengthBalancedBatchSampler(
         data.train.lengths, micro_batch_size=args.samples, gradient_accumulation_steps=1, world_size=1, rank=0
     )

@@ -22,7 +22,7 @@ import numpy as np
 from matmul_peak import matmul_peak
 from record import setting, setting_lines, write
 
-from ds_bert.cluster.ranks import free_port
+from ds_bert.cluster.ranks import launcher_command
 from ds_bert.data import PreparedData
 from ds_bert.data.pool import available_cores
 from ds_bert.modeling import PRESETS, architecture
@@ -57,8 +57,7 @@ def run(system: str, data: Path, folder: Path, precision: str, ranks: int, steps
     if system.startswith("ds_bert"):
         config["ds_bert"] = {"execution": {"packed": system.endswith("packed")}}
     (folder / "ds_config.json").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "deepspeed.launcher.runner", f"--num_gpus={ranks}"]
-    command += [f"--master_port={free_port()}", "--log_level=error"]
+    command = launcher_command(ranks)
     command += ["--module", "ds_bert.training.pretrain"] if system.startswith("ds_bert") else [WORKER]
     command += ["--data", data, "--model", folder / "model", "--max-steps", steps, "--output", folder / "run"]
     command += ["--deepspeed_config", folder / "ds_config.json"]

@@ -28,8 +28,7 @@ def launch(module: str, arguments: list[str], num_procs: int) -> int:
     Returns:
         the launcher's exit code: that of the first rank that failed, or 0.
     """
-    options = [f"--num_gpus={num_procs}", f"--master_port={free_port()}", f"--log_level={LAUNCHER_LOG_LEVEL}"]
-    command = [sys.executable, "-m", "deepspeed.launcher.runner", *options, "--module", module, *arguments]
+    command = [*launcher_command(num_procs), "--module", module, *arguments]
     # In a session of its own: a Ctrl-C at the terminal then reaches this process alone, which passes it on below. The
     # launcher's outer process would die of it and leave the ranks behind.
     process = subprocess.Popen(command, start_new_session=True)
@@ -82,7 +81,13 @@ def forwarded(args: argparse.Namespace, add_arguments: Callable[[argparse.Argume
     return words
 
 
-def free_port() -> int:
+def launcher_command(num_procs: int) -> list[str]:
+    """The deepspeed launcher for so many ranks on this machine; a script or `--module NAME` follows."""
+    options = [f"--num_gpus={num_procs}", f"--master_port={_free_port()}", f"--log_level={LAUNCHER_LOG_LEVEL}"]
+    return [sys.executable, "-m", "deepspeed.launcher.runner", *options]
+
+
+def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

@@ -103,9 +103,8 @@ class PackingCollator:
     def __call__(self, samples: list[MaskedSample]) -> MaskedBatch:
         samples = sorted(samples, key=lambda sample: len(sample.input_ids))
         input_ids = torch.from_numpy(np.concatenate([sample.input_ids for sample in samples])).unsqueeze(0)
-        lengths = _lengths(samples)
-        inputs = {"input_ids": input_ids, **packed_row(lengths, self.first_position)}
-        return _masked_batch(inputs, samples, np.cumsum(lengths) - lengths)
+        inputs = {"input_ids": input_ids, **packed_row(_lengths(samples), self.first_position)}
+        return _masked_batch(inputs, samples, inputs["cu_seq_lens_q"][:-1].numpy())
 
 
 Collator = PaddingCollator | PackingCollator

@@ -7,9 +7,11 @@ tokens, with the boundaries of its sequences under the names that transformers h
 S = sequences, T = tokens of the row, N = query heads, K = key and value heads, D = head size.
 """
 
+import functools
 import itertools
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -25,6 +27,21 @@ PACKED_ATTENTION = "ds_bert_packed"
 
 # Of the GPUs whose flash-attention kernels torch and flash-attn have: A100 and newer.
 FLASH_CAPABILITY = (8, 0)
+
+
+class PackedRow(NamedTuple):
+    """What the kernels are told beside query, key and value; see `packed_attention`."""
+
+    boundaries: torch.Tensor
+    max_length: int
+    dropout: float
+    scaling: float | None
+    sliding_window: int | None
+
+    @property
+    def window_size(self) -> tuple[int, int]:
+        """Positions seen to the left and to the right, without the token itself, as flash-attention counts them."""
+        return (-1, -1) if self.sliding_window is None else (self.sliding_window - 1, self.sliding_window - 1)
 
 
 def packed_attention(
@@ -66,11 +83,7 @@ def packed_attention(
     attend = choose_kernel(query.device, query.dtype, dropout)
     output_TND = attend(
         *(tensor.transpose(1, 2).squeeze(0) for tensor in (query, key, value)),
-        cu_seq_lens_q,
-        int(max_length_q),
-        dropout=dropout,
-        scaling=scaling,
-        sliding_window=sliding_window,
+        PackedRow(cu_seq_lens_q, int(max_length_q), dropout, scaling, sliding_window),
     )
     return output_TND.unsqueeze(0), None
 
@@ -86,6 +99,7 @@ AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 AttentionMaskInterface.register(PACKED_ATTENTION, packed_attention_mask)
 
 
+@functools.cache  # every layer asks, in every forward pass
 def choose_kernel(device: torch.device, dtype: torch.dtype, dropout: float) -> Callable[..., torch.Tensor]:
     """The fastest of the kernels below that can do it here."""
     half = dtype in (torch.float16, torch.bfloat16)
@@ -98,21 +112,13 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, dropout: float) -> C
 
 
 def attend_by_runs(
-    query_TND: torch.Tensor,
-    key_TKD: torch.Tensor,
-    value_TKD: torch.Tensor,
-    boundaries: torch.Tensor,
-    max_length: int,
-    *,
-    dropout: float,
-    scaling: float | None,
-    sliding_window: int | None,
+    query_TND: torch.Tensor, key_TKD: torch.Tensor, value_TKD: torch.Tensor, row: PackedRow
 ) -> torch.Tensor:
     """Scaled-dot-product attention on each run of sequences of one length; on every device and in every dtype.
 
-    A collator that sorts the sequences of a row by length makes few runs. `max_length` is not needed.
+    A collator that sorts the sequences of a row by length makes few runs.
     """
-    lengths = boundaries.diff().tolist()
+    lengths = row.boundaries.diff().tolist()
     runs = [(length, len(list(same))) for length, same in itertools.groupby(lengths)]
     # Not slices: the backward pass of each would fill a tensor of the whole row.
     pieces = (tensor.split([length * count for length, count in runs]) for tensor in (query_TND, key_TKD, value_TKD))
@@ -120,13 +126,15 @@ def attend_by_runs(
     for (length, count), *piece in zip(runs, *pieces, strict=True):
         query, key, value = (tensor.unflatten(0, (count, length)).transpose(1, 2) for tensor in piece)
         mask = None
-        if sliding_window is not None and sliding_window < length:
-            mask = window_mask(length, sliding_window, query.device)
+        if row.sliding_window is not None and row.sliding_window < length:
+            mask = window_mask(length, row.sliding_window, query.device)
         grouped = query.shape[1] != key.shape[1]
-        if dropout and query.device.type == "cpu" and not grouped:
-            output = _attend_with_dropout(query, key, value, mask, dropout, scaling)
+        if row.dropout and query.device.type == "cpu" and not grouped:
+            output = _attend_with_dropout(query, key, value, mask, row)
         else:
-            output = F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scaling, enable_gqa=grouped)
+            output = F.scaled_dot_product_attention(
+                query, key, value, mask, row.dropout, scale=row.scaling, enable_gqa=grouped
+            )
         outputs.append(output.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)
 
@@ -136,52 +144,35 @@ def _attend_with_dropout(
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
-    dropout: float,
-    scaling: float | None,
+    row: PackedRow,
 ) -> torch.Tensor:
     # What torch computes on a CPU where dropout keeps it from its fused kernel, but for the slow draw of the mask.
-    scores = torch.matmul(query * (scaling or query.shape[-1] ** -0.5), key.transpose(-2, -1))
+    scores = torch.matmul(query * (row.scaling or query.shape[-1] ** -0.5), key.transpose(-2, -1))
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
-    return torch.matmul(cpu_dropout.dropout(scores.softmax(-1), dropout), value)
+    return torch.matmul(cpu_dropout.dropout(scores.softmax(-1), row.dropout), value)
 
 
 def attend_with_torch_varlen(
-    query_TND: torch.Tensor,
-    key_TKD: torch.Tensor,
-    value_TKD: torch.Tensor,
-    boundaries: torch.Tensor,
-    max_length: int,
-    *,
-    dropout: float,
-    scaling: float | None,
-    sliding_window: int | None,
+    query_TND: torch.Tensor, key_TKD: torch.Tensor, value_TKD: torch.Tensor, row: PackedRow
 ) -> torch.Tensor:
     """torch's own variable-length kernel, on CUDA, in half precision, without dropout."""
     return varlen_attn(
         query_TND,
         key_TKD,
         value_TKD,
-        boundaries,
-        boundaries,
-        max_length,
-        max_length,
-        scale=scaling,
-        window_size=_both_sides(sliding_window),
+        row.boundaries,
+        row.boundaries,
+        row.max_length,
+        row.max_length,
+        scale=row.scaling,
+        window_size=row.window_size,
         enable_gqa=query_TND.shape[1] != key_TKD.shape[1],
     )
 
 
 def attend_with_flash_attn(
-    query_TND: torch.Tensor,
-    key_TKD: torch.Tensor,
-    value_TKD: torch.Tensor,
-    boundaries: torch.Tensor,
-    max_length: int,
-    *,
-    dropout: float,
-    scaling: float | None,
-    sliding_window: int | None,
+    query_TND: torch.Tensor, key_TKD: torch.Tensor, value_TKD: torch.Tensor, row: PackedRow
 ) -> torch.Tensor:
     """The package flash-attn, on CUDA, in half precision."""
     from flash_attn import flash_attn_varlen_func
@@ -190,13 +181,13 @@ def attend_with_flash_attn(
         query_TND,
         key_TKD,
         value_TKD,
-        boundaries,
-        boundaries,
-        max_length,
-        max_length,
-        dropout_p=dropout,
-        softmax_scale=scaling,
-        window_size=_both_sides(sliding_window),
+        row.boundaries,
+        row.boundaries,
+        row.max_length,
+        row.max_length,
+        dropout_p=row.dropout,
+        softmax_scale=row.scaling,
+        window_size=row.window_size,
     )
 
 
@@ -204,8 +195,3 @@ def window_mask(length: int, sliding_window: int, device: torch.device) -> torch
     """(length, length) bool: which positions a token sees."""
     position = torch.arange(length, device=device)
     return (position[:, None] - position[None, :]).abs() < sliding_window
-
-
-def _both_sides(sliding_window: int | None) -> tuple[int, int]:
-    # The kernels count the positions seen to the left and to the right, without the token itself.
-    return (-1, -1) if sliding_window is None else (sliding_window - 1, sliding_window - 1)

@@ -207,16 +207,12 @@ class OverlappedReducer:
 
     def _learn(self) -> None:
         """Agree on rank 0's ready order and fill the buckets by it."""
-        settings = [self.max_norm, self.threshold, self.bucket_size_mb, self.overlap, str(self.communication_dtype)]
-        shapes = {name: list(p.shape) for name, p in self.parameters.items()}
-        # Nobody broadcasts weights here, and ranks that start from different ones would never meet.
-        weights = [int(p.detach().reshape(-1).view(torch.uint8).sum()) for p in self.parameters.values()]
-        mine = json.dumps([settings, shapes, self.tied is not None, weights])
         # An embedding used in a third place has a gradient that neither part holds.
         leaks = self.tied is not None and self.tied.has_third_use
         order = self._learned_order
         if self.world_size > 1:
             first = dist.get_global_rank(self.group, 0) if self.group else 0
+            mine = self._what_ranks_share()
             agreed = [order, mine]
             dist.broadcast_object_list(agreed, src=first, group=self.group)
             order = agreed[0]
@@ -240,6 +236,13 @@ class OverlappedReducer:
             split=self.tied.name if self.tied else None,
         )
         self._adopt(plan)
+
+    def _what_ranks_share(self) -> str:
+        settings = [self.max_norm, self.threshold, self.bucket_size_mb, self.overlap, str(self.communication_dtype)]
+        shapes = {name: list(p.shape) for name, p in self.parameters.items()}
+        # Nobody broadcasts weights here, and ranks that start from different ones would never meet.
+        weights = [int(p.detach().reshape(-1).view(torch.uint8).sum()) for p in self.parameters.values()]
+        return json.dumps([settings, shapes, self.tied is not None, weights])
 
     def _member(self, parameter: nn.Parameter) -> Member:
         dtype = self.communication_dtype or parameter.dtype

@@ -115,7 +115,7 @@ def test_no_sequence_sees_another(family):
     model, samples = make(family), draw([9, 9, 30, 4])
     model.set_attn_implementation(PACKED_ATTENTION)
     collate = PackingCollator(first_position(model))
-    changed = [samples[0], *samples[1:]]
+    changed = list(samples)
     changed[2] = changed[2]._replace(input_ids=np.roll(samples[2].input_ids, 1))
     with torch.no_grad():
         before, after = (model(**collate(batch).model_inputs).logits[0] for batch in (samples, changed))
@@ -177,7 +177,9 @@ def test_the_kernel_follows_from_what_the_device_can(
 ):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(packed_attention, "find_spec", lambda name: object() if has_flash_attn else None)
+    packed_attention.choose_kernel.cache_clear()
     assert packed_attention.choose_kernel(torch.device(device), dtype, dropout).__name__ == chosen
+    packed_attention.choose_kernel.cache_clear()
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -202,9 +204,9 @@ def test_gpu_kernels_get_the_arguments_that_give_the_same_attention(monkeypatch,
     monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(flash_attn_varlen_func=plain))
     query, key, value = torch.randn(3, 16, 4, 8)
     boundaries = torch.tensor([0, 3, 7, 16], dtype=torch.int32)
-    options = {"dropout": 0.0, "scaling": 0.3, "sliding_window": window}
-    found = getattr(packed_attention, kernel)(query, key, value, boundaries, 9, **options)
-    expected = packed_attention.attend_by_runs(query, key, value, boundaries, 9, **options)
+    row = packed_attention.PackedRow(boundaries, 9, dropout=0.0, scaling=0.3, sliding_window=window)
+    found = getattr(packed_attention, kernel)(query, key, value, row)
+    expected = packed_attention.attend_by_runs(query, key, value, row)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
