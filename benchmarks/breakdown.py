@@ -30,7 +30,6 @@ from ds_bert.modeling import (
     architecture,
     build_model,
     collator_for,
-    masked_lm_loss,
     use_cpu_dropout,
 )
 from ds_bert.sampling import LengthBalancedBatchSampler
@@ -63,6 +62,7 @@ def measure(args: argparse.Namespace, model_name: str, precision: str, packed: b
     tokenizer = data.load_tokenizer()
     model = build_model(model_name, architecture(model_name, vocab_size=VOCABULARY)).train()
     collate, head = collator_for(model, tokenizer, packed=packed), MaskedPositionHead(model)
+    head.use_fused_loss(model)
     use_cpu_dropout(model)
     model.to(torch.bfloat16 if precision == "bf16" else torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -77,7 +77,7 @@ def measure(args: argparse.Namespace, model_name: str, precision: str, packed: b
         for indices in steps:
             with record_function("data"):
                 batch = collate([dataset[int(index)] for index in indices])
-            loss = masked_lm_loss(head(model, batch.model_inputs, batch.positions), batch.labels)
+            loss = head.loss(model, batch.model_inputs, batch.positions, batch.labels)
             (loss / len(batch.labels)).backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -3,10 +3,16 @@
 T = tokens of a batch (padding included), H = hidden size, M = masked positions, V = vocabulary.
 """
 
+import logging
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
+
+from ds_bert.vocabulary_projection import VocabularyProjection
+
+log = logging.getLogger(__name__)
 
 IGNORED = -100  # the label that Hugging Face's and torch's losses leave out
 
@@ -23,6 +29,7 @@ class MaskedPositionHead:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.positions: torch.Tensor | None = None
+        self.projection: VocabularyProjection | None = None
         self.gathers_before_head = model.base_model is not model
         if self.gathers_before_head:
             model.base_model.register_forward_hook(self._gather)
@@ -54,6 +61,49 @@ class MaskedPositionHead:
 
         model.register_forward_pre_hook(before, with_kwargs=True)
         model.register_forward_hook(after, always_call=True)
+
+    def use_fused_loss(self, model: PreTrainedModel) -> None:
+        """From now on `loss` never holds the logits of a large batch, if the model's head ends with its projection.
+
+        Args:
+            model: the model given at construction, before it is wrapped; tried with one sequence of two tokens.
+        """
+        decoder = model.get_output_embeddings()
+        if self.gathers_before_head and type(decoder) is nn.Linear and self._ends_with(decoder, model):
+            self.projection = VocabularyProjection.replace(decoder)
+        else:
+            log.info(f"{type(model).__name__} keeps a head of its own: all logits of a micro-batch are held at once")
+
+    @staticmethod
+    def _ends_with(decoder: nn.Linear, model: PreTrainedModel) -> bool:
+        outputs = []
+        handle = decoder.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+        try:
+            with torch.no_grad():
+                logits = model(input_ids=torch.ones((1, 2), dtype=torch.int64, device=decoder.weight.device)).logits
+        finally:
+            handle.remove()
+        return len(outputs) == 1 and outputs[0] is logits
+
+    def loss(
+        self, model: nn.Module, model_inputs: dict, positions: torch.Tensor, labels_M: torch.Tensor
+    ) -> torch.Tensor:
+        """Run the model, to the summed cross-entropy over masked tokens.
+
+        Args:
+            model, model_inputs, positions: as for a call.
+            labels_M: (M,) int64.
+
+        Returns:
+            0-d fp32, as `masked_lm_loss`.
+        """
+        if self.projection is None:
+            return masked_lm_loss(self(model, model_inputs, positions), labels_M)
+        self.positions, self.projection.labels = positions, labels_M
+        try:
+            return model(**model_inputs).logits
+        finally:
+            self.positions = self.projection.labels = None
 
     def __call__(self, model: nn.Module, model_inputs: dict, positions: torch.Tensor) -> torch.Tensor:
         """Run the model.

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import torch
 
-from ds_bert.modeling import MaskedPositionHead, architecture, build_model, masked_lm_loss
+from ds_bert.modeling import MaskedPositionHead, architecture, build_model
 
 LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
 REPEATS = 5
@@ -35,6 +35,7 @@ def measure_costs(model_name: str, *, micro_batch_size: int) -> dict:
     config = architecture(model_name)
     model = build_model(model_name, config, from_config=True).to(device)
     head = MaskedPositionHead(model)
+    head.use_fused_loss(model)
     points = []
     for length in LENGTHS:
         points.append({"length": length, "seconds": _seconds(model, head, micro_batch_size, length, device)})
@@ -62,7 +63,7 @@ def _seconds(
     times = []
     for _ in range(REPEATS + 1):
         started = time.perf_counter()
-        loss = masked_lm_loss(head(model, inputs, positions), input_ids.flatten()[positions])
+        loss = head.loss(model, inputs, positions, input_ids.flatten()[positions])
         loss.backward()
         loss.item()
         if device.type != "cpu":

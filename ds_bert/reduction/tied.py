@@ -14,8 +14,10 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from ds_bert.vocabulary_projection import VocabularyProjection, WeightGradientSink, add_product
 
-class TiedEmbedding:
+
+class TiedEmbedding(WeightGradientSink):
     """The two uses of a tied embedding: collects their gradients over the micro-steps of an optimizer step.
 
     Args:
@@ -59,8 +61,8 @@ class TiedEmbedding:
         owners = [owner for owner in module.modules() if any(p is weight for p in owner._parameters.values())]
         if len(owners) != 2:
             return None, f"{len(owners)} modules share {name}"
-        for owner, plain in ((embedding, nn.Embedding), (decoder, nn.Linear)):
-            if type(owner).forward is not plain.forward or "forward" in vars(owner):
+        for owner, plain in ((embedding, [nn.Embedding]), (decoder, [nn.Linear, VocabularyProjection])):
+            if type(owner).forward not in [kind.forward for kind in plain] or "forward" in vars(owner):
                 return None, f"{type(owner).__name__}, which uses {name}, computes in a way of its own"
         if embedding.max_norm is not None or embedding.scale_grad_by_freq or embedding.sparse:
             return None, f"the embedding {name} has max_norm, scale_grad_by_freq or sparse set"
@@ -74,15 +76,13 @@ class TiedEmbedding:
                 self._ids.append(ids.reshape(-1))
             return _Lookup.apply(ids, self.weight, self)
 
-        def decode(hidden: torch.Tensor) -> torch.Tensor:
-            self._decodes_without_gradient += torch.is_grad_enabled()
-            return _Decode.apply(hidden, self.weight, self.decoder.bias, self)
-
-        self.embedding.forward, self.decoder.forward = look_up, decode
+        self.embedding.forward = look_up
+        VocabularyProjection.replace(self.decoder).sink = self
 
     def unsplit(self) -> None:
         """Give the weight back to autograd, with the gradient collected so far."""
-        del self.embedding.forward, self.decoder.forward
+        del self.embedding.forward
+        self.decoder.sink = None
         self.buffer_VH = None
         parts = [self.dense_VH] if self.dense_VH is not None else []
         if self._lookups:
@@ -125,24 +125,18 @@ class TiedEmbedding:
             rows_UH.index_add_(0, position_V[ids], gradient_TH.float())
         return rows_UH
 
-    def add_dense(self, gradient_TV: torch.Tensor, hidden_TH: torch.Tensor) -> None:
-        """Add the decoder's part of the gradient, of one of its calls.
+    def begin_projection(self) -> None:
+        self._decodes_without_gradient += 1
 
-        Args:
-            gradient_TV: of its output.
-            hidden_TH: its input, of the same dtype.
-        """
+    def add_product(self, gradient_CV: torch.Tensor, hidden_CH: torch.Tensor) -> None:
         is_first = self.dense_VH is None
         if is_first:
             if self.weight.grad is self.buffer_VH:
                 self.weight.grad = None  # zeroed, not dropped: a third use would be added to it unseen
             self.dense_VH = torch.empty_like(self.weight) if self.buffer_VH is None else self.buffer_VH
-        # Straight into its place: another 4 VH bytes of new memory cost as much as clipping them.
-        if gradient_TV.dtype != self.dense_VH.dtype:
-            product_VH = torch.mm(gradient_TV.t(), hidden_TH)
-            self.dense_VH.copy_(product_VH) if is_first else self.dense_VH.add_(product_VH)
-        else:
-            self.dense_VH.addmm_(gradient_TV.t(), hidden_TH, beta=0 if is_first else 1)
+        add_product(self.dense_VH, gradient_CV, hidden_CH, is_first=is_first)
+
+    def end_projection(self) -> None:
         # A head may decode in several pieces.
         self._decodes_without_gradient -= 1
         if self._decodes_without_gradient <= 0:
@@ -187,30 +181,3 @@ class _Lookup(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         ctx.tied.add_lookup(ids, gradient)
         return None, None, None
-
-
-class _Decode(torch.autograd.Function):
-    """`F.linear` that computes its weight gradient before its input gradient, and hands it to the `TiedEmbedding`."""
-
-    @staticmethod
-    def forward(ctx, hidden, weight_VH, bias_V, tied):
-        logits = F.linear(hidden, weight_VH, bias_V)
-        # Under autocast the product is taken in the lower precision, and so must its gradients be.
-        ctx.save_for_backward(hidden.to(logits.dtype), weight_VH)
-        ctx.tied, ctx.dtypes = tied, (hidden.dtype, bias_V.dtype if bias_V is not None else None)
-        return logits
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        hidden, weight_VH = ctx.saved_tensors
-        hidden_dtype, bias_dtype = ctx.dtypes
-        gradient_TV = gradient.reshape(-1, gradient.shape[-1])
-        hidden_TH = hidden.reshape(-1, hidden.shape[-1])
-        ctx.tied.add_dense(gradient_TV, hidden_TH)
-        hidden_gradient = bias_gradient = None
-        if ctx.needs_input_grad[0]:
-            hidden_gradient = torch.matmul(gradient, weight_VH.to(gradient.dtype)).to(hidden_dtype)
-        if ctx.needs_input_grad[2]:
-            bias_gradient = gradient_TV.sum(0).to(bias_dtype)
-        return hidden_gradient, None, bias_gradient, None

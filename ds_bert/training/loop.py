@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from ds_bert.data.collator import Collator, MaskedBatch, MaskedLMDataset
 from ds_bert.data.masking import TokenMasker
-from ds_bert.modeling import MaskedPositionHead, masked_lm_loss
+from ds_bert.modeling import MaskedPositionHead
 from ds_bert.reduction.engine import guard_of
 from ds_bert.training.checkpoint import save_checkpoint
 from ds_bert.training.clock import RankClock
@@ -136,8 +136,7 @@ class Trainer:
             batch = next(micro_batches).to(engine.device)
             sums.data_wait_s += time.perf_counter() - waiting_since
             self._seed_dropout(micro_step)
-            logits_MV = self.head(engine, batch.model_inputs, batch.positions)
-            loss = masked_lm_loss(logits_MV, batch.labels)
+            loss = self.head.loss(engine, batch.model_inputs, batch.positions, batch.labels)
             engine.backward(loss * loss_factor)
             sums.loss += loss.detach()
             sums.real_tokens += batch.real_tokens

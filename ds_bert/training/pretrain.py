@@ -128,6 +128,7 @@ def _build(
     use_cpu_dropout(model)
     collate = collator_for(model, setup.tokenizer, packed=packed)
     head = MaskedPositionHead(model)
+    head.use_fused_loss(model)
     return together(lambda: _initialize(model, ds_config, args.deepspeed_config)), head, collate
 
 
