@@ -154,7 +154,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         )
 
 
-class _Sum:
+class _Sum(WeightGradientSink):
     """The sink that gives autograd the weight's gradient."""
 
     def __init__(self, weight_VH: torch.Tensor) -> None:
@@ -164,9 +164,6 @@ class _Sum:
     def add_product(self, gradient_CV: torch.Tensor, hidden_CH: torch.Tensor) -> None:
         add_product(self.weight_gradient_VH, gradient_CV, hidden_CH, is_first=self._is_first)
         self._is_first = False
-
-    def end_projection(self) -> None:
-        pass
 
 
 def _gradient_and_loss(logits_CV: torch.Tensor, labels_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -93,6 +93,10 @@ def optimizer_tensors(engine) -> list[torch.Tensor]:
     ]
 
 
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
 def relative_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
     """|a - b| / |b| over all tensors together, in double precision."""
     assert ours.keys() == theirs.keys()

@@ -11,6 +11,7 @@ from ds_bert import vocabulary_projection
 from ds_bert.modeling import MaskedPositionHead
 from ds_bert.reduction import attach
 from tests.modeling.test_masked_head import FAMILIES, family_config
+from tests.runs import gradients, relative_difference
 
 POSITIONS, LABELS = torch.tensor([1, 5, 13, 20, 30]), torch.tensor([8, 9, 10, 11, 8])
 
@@ -18,11 +19,6 @@ POSITIONS, LABELS = torch.tensor([1, 5, 13, 20, 30]), torch.tensor([8, 9, 10, 11
 def make(family: str):
     torch.manual_seed(0)
     return AutoModelForMaskedLM.from_config(family_config(family)).eval(), torch.randint(5, 60, (3, 12))
-
-
-def relative_difference(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
-    difference = sum((one - other).double().square().sum() for one, other in zip(found, expected, strict=True))
-    return (difference / sum(one.double().square().sum() for one in expected)).sqrt().item()
 
 
 @pytest.mark.parametrize("max_logits", [2**26, 120], ids=["one chunk", "chunks of two rows"])
@@ -45,9 +41,7 @@ def test_loss_and_gradients_are_those_with_logits(family, reduced, max_logits, m
     if reducer:
         reducer.finish()
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
-    pairs = [(ours.grad, theirs.grad) for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True)]
-    pairs = [(ours, theirs) for ours, theirs in pairs if theirs is not None]
-    assert relative_difference(*map(list, zip(*pairs, strict=True))) < 1e-6
+    assert relative_difference(gradients(model), gradients(plain)) < 1e-6
     # Outside of `loss` the model is as it was.
     assert model(input_ids=ids).logits.shape == (3, 12, 60)
 

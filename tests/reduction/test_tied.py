@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ds_bert.reduction import attach
-from tests.runs import captured_log, relative_difference
+from tests.runs import captured_log, gradients, relative_difference
 
 SMALL = {
     "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
@@ -40,10 +40,6 @@ def backward(model: nn.Module, seed: int) -> None:
     ids = torch.randint(0, 50, (3, 12), generator=generator)
     # Padding tokens among them: the lookup gives their row no gradient, the decoder does.
     model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids.roll(1, 0)).loss.backward()
-
-
-def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
