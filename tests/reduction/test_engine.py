@@ -263,3 +263,36 @@ def test_2000_steps_grow_neither_memory_nor_files_nor_threads(rank_pool):
         assert growth["threads"] == 0
         assert growth["files"] == 0
         assert growth["mb"] < 8
+
+
+def plan_after_loading(folder: str) -> tuple[dict, dict]:
+    """The plan of an engine that made a step, and that of a new one that loads its checkpoint."""
+    first = initialize(base())
+    first.backward(first(**reference.batch(0, 0, dist.get_rank())).loss)
+    first.step()
+    first.save_checkpoint(folder)
+    second = initialize(base(), seed=1)
+    second.load_checkpoint(folder)
+    return first.bucket_clipping.state_dict(), second.bucket_clipping.state_dict()
+
+
+def test_a_checkpoint_brings_the_plan(rank_pool, tmp_path):
+    for saved, loaded in rank_pool(2).run(plan_after_loading, str(tmp_path)):
+        assert loaded == saved
+        assert len(saved["plan"]["buckets"]) > 1
+
+
+def clipped_after_loading(stage: int, folder: str) -> float:
+    """What DeepSpeed itself clips to after it loaded a checkpoint of an engine that left all clipping to DeepSpeed."""
+    import deepspeed
+
+    config, model = base(stage, bf16={"enabled": True}), reference.tiny_bert()
+    deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0].save_checkpoint(folder)
+    engine = initialize(config)
+    engine.load_checkpoint(folder)
+    return max(engine.gradient_clipping(), engine.optimizer.clip_grad)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_checkpoint_does_not_bring_deepspeeds_own_clipping(rank_pool, tmp_path, stage):
+    assert rank_pool(2).run(clipped_after_loading, stage, str(tmp_path)) == [0, 0]
