@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Iterable
 
 import torch
+from job import PRECISIONS
 from matmul_peak import matmul_peak
 from record import setting, setting_lines, write
-from throughput import MASKED_SHARE, PRECISIONS, VOCABULARY, flops_per_token
+from throughput import MASKED_SHARE, VOCABULARY, flops_per_token
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ds_bert.data import PreparedData

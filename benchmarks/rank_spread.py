@@ -7,19 +7,14 @@ Two ranks on this machine, the same data and seed, the strategies in turn. Prepa
 """
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
+from job import Job
 from record import setting, setting_lines, write
 
-from ds_bert.training.metrics import read_metrics
-
 STRATEGIES = ("random", "balanced")
-MICRO_BATCH_SIZE = 8
+RANKS, MICRO_BATCH_SIZE = 2, 8
 KEYS = ("rank_tokens_max_over_mean", "rank_seconds_max_over_mean", "real_tokens_per_s")
 WARM_UP = 5  # steps not counted
 
@@ -31,29 +26,14 @@ def run(args: argparse.Namespace, strategy: str, accumulation: int, packed: bool
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
         "ds_bert": {"sampling": {"strategy": strategy}, "execution": {"packed": packed}},
     }
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "ds_config.json"
-        path.write_text(json.dumps(config))
-        command = [
-            sys.executable,
-            "-m",
-            "ds_bert.cli.main",
-            "pretrain",
-            "--data",
-            args.data,
-            "--output",
-            f"{folder}/run",
-        ]
-        command += ["--model", args.model, "--num-procs", "2", "--max-steps", str(args.steps)]
-        subprocess.run([*command, "--deepspeed_config", path], check=True, capture_output=True)
-        lines = read_metrics(Path(folder) / "run")
-    steps = [line for line in lines if "loss" in line][WARM_UP:]
+    lines, _ = Job(args.data, args.model, config, ranks=RANKS, steps=args.steps).wait()
+    steps = lines[WARM_UP:]
     return {key: [line[key] for line in steps] for key in KEYS}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
+    parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--model", default="mini")
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--repeats", type=int, default=2, help="of both strategies, in turn")
@@ -74,7 +54,7 @@ def main() -> None:
         lines = [
             "# How far apart are two ranks with random and with balanced batches?",
             "",
-            f"Micro-batches of {MICRO_BATCH_SIZE}, {args.model} model, 2 ranks. Most loaded rank over the mean "
+            f"Micro-batches of {MICRO_BATCH_SIZE}, {args.model} model, {RANKS} ranks. Most loaded rank over the mean "
             "of both, medians over the steps (mean, largest): 1 is best, 2 the worst that two ranks can do.",
             "",
             "| execution, accumulation, strategy | tokens (planned) | seconds (measured) | real tokens/s |",

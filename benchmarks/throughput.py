@@ -10,23 +10,16 @@ packed. Prepare data of natural lengths first:
 
 import argparse
 import itertools
-import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
+from job import PRECISIONS, Job, threads
 from matmul_peak import matmul_peak
 from record import setting, setting_lines, write
 
-from ds_bert.cluster.ranks import launcher_command
 from ds_bert.data import PreparedData
-from ds_bert.data.pool import available_cores
-from ds_bert.modeling import PRESETS, architecture
-from ds_bert.training.metrics import read_metrics
+from ds_bert.modeling import PRESETS
 
 WORKER = Path(__file__).parent / "throughput_hf_trainer.py"
 SYSTEMS = ("HF Trainer + DeepSpeed", "HF Trainer, group_by_length", "ds_bert padded", "ds_bert packed")
@@ -35,18 +28,13 @@ MICRO_BATCH_SIZE = 8
 MASKED_SHARE = 0.15
 WARM_UP = 5  # steps not counted
 STEPS = {"tiny": 60, "mini": 40, "small": 30, "base": 15, "large": 10}
-# bf16 weights, with fp32 master weights in DeepSpeed's optimizer.
-PRECISIONS = {
-    "fp32": {"zero_optimization": {"stage": 0}},
-    "bf16": {"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}},
-}
 
 
-def run(system: str, data: Path, folder: Path, precision: str, ranks: int, steps: int) -> tuple[list[float], float]:
+def run(system: str, data: Path, model: str, precision: str, ranks: int, steps: int) -> tuple[list[dict], float]:
     """One job of a system.
 
     Returns:
-        real tokens per second of each step, over all ranks; peak resident memory of its largest process, in MB.
+        metrics of each step; peak resident memory of its largest process, in MB.
     """
     config = {
         "train_micro_batch_size_per_gpu": MICRO_BATCH_SIZE,
@@ -54,27 +42,12 @@ def run(system: str, data: Path, folder: Path, precision: str, ranks: int, steps
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
         **PRECISIONS[precision],
     }
+    shape = {"ranks": ranks, "steps": steps, "vocabulary": VOCABULARY}
     if system.startswith("ds_bert"):
         config["ds_bert"] = {"execution": {"packed": system.endswith("packed")}}
-    (folder / "ds_config.json").write_text(json.dumps(config))
-    command = launcher_command(ranks)
-    command += ["--module", "ds_bert.training.pretrain"] if system.startswith("ds_bert") else [WORKER]
-    command += ["--data", data, "--model", folder / "model", "--max-steps", steps, "--output", folder / "run"]
-    command += ["--deepspeed_config", folder / "ds_config.json"]
-    command += ["--group-by-length"] if system.endswith("group_by_length") else []
-    # As `ds-bert pretrain` shares the cores out; the Trainer alone would give each rank all of them.
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads(ranks))}
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, env=environment)
-        _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        sys.exit(f"{system} failed:\n{(folder / 'log').read_text()[-3000:]}")
-    rates = [line["real_tokens_per_s"] for line in read_metrics(folder / "run") if "real_tokens_per_s" in line]
-    return rates[WARM_UP:], usage.ru_maxrss / 1024
-
-
-def threads(ranks: int) -> int:
-    return max(1, available_cores() // ranks)
+        return Job(data, model, config, **shape).wait()
+    arguments = ["--group-by-length"] if system.endswith("group_by_length") else []
+    return Job(data, model, config, **shape, program=[WORKER], arguments=arguments).wait()
 
 
 def flops_per_token(lengths: np.ndarray, layers: int, hidden: int) -> float:
@@ -124,16 +97,15 @@ def compare(args: argparse.Namespace, model: str, precision: str, ranks: int, le
     """All systems in turn, some rounds, and the machine's peak beside them."""
     layers, hidden, _ = PRESETS[model]
     rates: dict[str, list[float]] = {system: [] for system in args.systems}
+    waits: dict[str, list[float]] = {system: [] for system in args.systems}
     memory, peaks = dict.fromkeys(args.systems, 0.0), []
     for _ in range(args.rounds):
         peaks.append(matmul_peak(precision, ranks, threads(ranks)))
         for system in args.systems:
-            with tempfile.TemporaryDirectory() as temporary:
-                folder = Path(temporary)
-                architecture(model, vocab_size=VOCABULARY).save_pretrained(folder / "model")
-                steps = args.steps or STEPS[model]
-                measured, megabytes = run(system, args.data, folder, precision, ranks, steps)
+            lines, megabytes = run(system, args.data, model, precision, ranks, args.steps or STEPS[model])
+            measured = [line["real_tokens_per_s"] for line in lines[WARM_UP:]]
             rates[system] += measured
+            waits[system] += [line["data_wait_s"] / line["step_s"] for line in lines[WARM_UP:] if "step_s" in line]
             memory[system] = max(memory[system], megabytes)
             print(f"{system}: {statistics.median(measured):,.0f} real tokens/s", flush=True)
     needed, peak = flops_per_token(lengths, layers, hidden), max(peaks)
@@ -147,6 +119,7 @@ def compare(args: argparse.Namespace, model: str, precision: str, ranks: int, le
                 "over_first": rate / medians[args.systems[0]],
                 "utilisation": rate * needed / peak,
                 "peak_memory_mb": memory[system],
+                "data_wait_share": statistics.mean(waits[system]) if waits[system] else None,
                 "steps": rates[system],
             }
             for system, rate in medians.items()
@@ -160,13 +133,14 @@ def table(title: str, found: dict) -> list[str]:
         "",
         f"Matrix multiplication: {found['matmul_peak_gflops']:,.0f} GFLOP/s.",
         "",
-        "| | real tokens/s | over the first | utilisation | peak memory of a rank, MB |",
-        "| --- | --- | --- | --- | --- |",
+        "| | real tokens/s | over the first | utilisation | peak memory of a rank, MB | waiting for data |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for system, row in found["systems"].items():
+        waiting = "-" if row["data_wait_share"] is None else f"{row['data_wait_share']:.1%}"
         lines.append(
             f"| {system} | {row['real_tokens_per_s']:,.0f} | {row['over_first']:.2f} | {row['utilisation']:.1%} | "
-            f"{row['peak_memory_mb']:,.0f} |"
+            f"{row['peak_memory_mb']:,.0f} | {waiting} |"
         )
     return [*lines, ""]
 

@@ -118,6 +118,13 @@ class ExecutionConfig(Section):
     packed: bool = True
     """Samples one after the other in one row, without padding; false: rows padded to the longest."""
 
+    compile: bool = False
+    """`torch.compile` the encoder's layers."""
+
+    gradient_checkpointing: bool = False
+    """Keep the input of each encoder layer only and compute the layer again in the backward pass: less memory, more
+    time."""
+
 
 class DsBertConfig(Section):
     """The section "ds_bert" of a DeepSpeed configuration."""

@@ -31,6 +31,8 @@ def test_the_keys_of_the_section_are_these():
     )  # fmt: skip
     clipping = ("enabled", "threshold", "bucket_size_mb", "overlap", "communication_dtype", "trace")
     assert keys == {
+        "execution.compile",
+        "execution.gradient_checkpointing",
         "execution.packed",
         "masking.probability",
         "masking.unit",

@@ -84,7 +84,8 @@ def test_killed_and_resumed_through_the_launcher_it_gives_the_same_metrics(folde
 
     def lines(run: Path) -> list[dict]:
         timing = (
-            "real_tokens_per_s", "padded_tokens_per_s", "data_wait_s", "rank_seconds_max_over_mean", "slowest_rank",
+            "step_s", "real_tokens_per_s", "padded_tokens_per_s", "data_wait_s", "rank_seconds_max_over_mean",
+            "slowest_rank",
         )  # fmt: skip
         found = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
         return [{key: value for key, value in line.items() if key not in timing} for line in found]

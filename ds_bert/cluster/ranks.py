@@ -108,8 +108,9 @@ def run_rank(name: str, work: Callable[[int], None]) -> int:
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     _join_ranks()
     rank = dist.get_rank()
-    if rank:
-        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # rank 0 says the same
+    if rank:  # rank 0 says the same
+        for repeating in ("DeepSpeed", "transformers", "ds_bert.modeling"):
+            logging.getLogger(repeating).setLevel(logging.ERROR)
     try:
         work(rank)
     except UserError as error:

@@ -28,6 +28,9 @@ PACKED_ATTENTION = "ds_bert_packed"
 # Of the GPUs whose flash-attention kernels torch and flash-attn have: A100 and newer.
 FLASH_CAPABILITY = (8, 0)
 
+# On a CPU, tokens of a sequence up to which its attention scores are held in training.
+HELD_SCORES = 512
+
 
 class PackedRow(NamedTuple):
     """What the kernels are told beside query, key and value; see `packed_attention`."""
@@ -44,6 +47,7 @@ class PackedRow(NamedTuple):
         return (-1, -1) if self.sliding_window is None else (self.sliding_window - 1, self.sliding_window - 1)
 
 
+@torch.compiler.disable  # the lengths are read; kernels that could be traced have nothing left to fuse
 def packed_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -129,8 +133,8 @@ def attend_by_runs(
         if row.sliding_window is not None and row.sliding_window < length:
             mask = window_mask(length, row.sliding_window, query.device)
         grouped = query.shape[1] != key.shape[1]
-        if row.dropout and query.device.type == "cpu" and not grouped:
-            output = _attend_with_dropout(query, key, value, mask, row)
+        if query.device.type == "cpu" and not grouped and (row.dropout or _trains(length)):
+            output = _attend_holding_scores(query, key, value, mask, row)
         else:
             output = F.scaled_dot_product_attention(
                 query, key, value, mask, row.dropout, scale=row.scaling, enable_gqa=grouped
@@ -139,7 +143,12 @@ def attend_by_runs(
     return torch.cat(outputs)
 
 
-def _attend_with_dropout(
+def _trains(length: int) -> bool:
+    # torch's fused kernel is as fast forward, but its backward takes twice the time in bf16.
+    return torch.is_grad_enabled() and length <= HELD_SCORES
+
+
+def _attend_holding_scores(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -150,7 +159,8 @@ def _attend_with_dropout(
     scores = torch.matmul(query * (row.scaling or query.shape[-1] ** -0.5), key.transpose(-2, -1))
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
-    return torch.matmul(cpu_dropout.dropout(scores.softmax(-1), row.dropout), value)
+    weights = scores.softmax(-1)
+    return torch.matmul(cpu_dropout.dropout(weights, row.dropout) if row.dropout else weights, value)
 
 
 def attend_with_torch_varlen(

@@ -171,6 +171,7 @@ class Trainer:
             "grad_norm_after_clip": norm_after,
             "learning_rate": learning_rate,
             "samples": self.samples,
+            "step_s": seconds,
             "real_tokens_per_s": real_tokens.sum() / seconds,
             "padded_tokens_per_s": padded_tokens.sum() / seconds,
             "data_wait_s": data_wait_s.mean(),

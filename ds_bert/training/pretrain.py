@@ -9,13 +9,22 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
+from transformers import PreTrainedModel
 
 from ds_bert.cluster.ops import build_ops, needed_ops, use_torch_adam
 from ds_bert.cluster.ranks import run_rank
 from ds_bert.data.collator import Collator
 from ds_bert.engine import TRACE_FOLDER, initialize
 from ds_bert.errors import UserError
-from ds_bert.modeling import MaskedPositionHead, build_model, check_packed_execution, collator_for, use_cpu_dropout
+from ds_bert.modeling import (
+    MaskedPositionHead,
+    build_model,
+    check_packed_execution,
+    collator_for,
+    compile_layers,
+    use_cpu_dropout,
+    use_gradient_checkpointing,
+)
 from ds_bert.sampling import LengthBalancedBatchSampler
 from ds_bert.training import checkpoint as checkpoints
 from ds_bert.training.agreement import gather, on_first_rank, together
@@ -122,14 +131,24 @@ def _build(
     if chosen:
         weights = f"goes on from {chosen.tag}"
     _say(f"model {args.model}: {sum(p.numel() for p in model.parameters()):,} parameters; {weights}")
-    packed = setup.section.execution.packed
-    if packed:
-        together(lambda: check_packed_execution(model))
+    collate, head = together(lambda: _prepare_execution(setup, model))
+    return together(lambda: _initialize(model, ds_config, args.deepspeed_config)), head, collate
+
+
+def _prepare_execution(setup: RunSetup, model: PreTrainedModel) -> tuple[Collator, MaskedPositionHead]:
+    """What makes the model's batches, and its head; the model is changed in place as "execution" says."""
+    execution = setup.section.execution
+    if execution.packed:
+        check_packed_execution(model)
     use_cpu_dropout(model)
-    collate = collator_for(model, setup.tokenizer, packed=packed)
+    collate = collator_for(model, setup.tokenizer, packed=execution.packed)
     head = MaskedPositionHead(model)
     head.use_fused_loss(model)
-    return together(lambda: _initialize(model, ds_config, args.deepspeed_config)), head, collate
+    if execution.gradient_checkpointing:
+        use_gradient_checkpointing(model)
+    if execution.compile:
+        compile_layers(model)
+    return collate, head
 
 
 def _initialize(model: torch.nn.Module, ds_config: dict, source: str) -> DeepSpeedEngine:

@@ -36,6 +36,9 @@ DECISIVE_KEYS = (
     "ds_bert",
 )
 
+# Keys of the section "ds_bert" that do not.
+UNDECISIVE = {"execution": {"compile", "gradient_checkpointing"}}
+
 
 @dataclass(frozen=True)
 class RunSetup:
@@ -62,7 +65,7 @@ class RunSetup:
     def identity(self) -> dict:
         """What makes this run this run, as flat plain values: resuming with other ones is refused."""
         decisive = {key: _look_up(self.ds_config, key) for key in DECISIVE_KEYS}
-        decisive["ds_bert"] = self.section.model_dump()
+        decisive["ds_bert"] = self.section.model_dump(exclude=UNDECISIVE)
         facts = {
             "data": hashlib.sha256(json.dumps(self.data.manifest, sort_keys=True).encode()).hexdigest()[:16],
             "seed": self.args.seed,
