@@ -4,11 +4,10 @@ Everything here works on plain dictionaries and needs neither torch nor a proces
 before any rank starts.
 """
 
-import copy
 import difflib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -17,15 +16,6 @@ from ds_bert.errors import UserError
 SECTION = "ds_bert"
 
 MAX_INT = 2**31 - 1  # what numpy and torch must hold in 32 bits
-
-BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-
-# Where a DeepSpeed scheduler keeps a peak of its own; it then ignores the optimizer's rate.
-PEAK_KEYS = {"WarmupLR": "warmup_max_lr", "WarmupDecayLR": "warmup_max_lr", "OneCycle": "cycle_max_lr"}
-
-# Where Hugging Face's own default for an "auto" equals DeepSpeed's, so that leaving the key out means the same.
-SAME_DEFAULTS = {"optimizer.params.betas", "optimizer.params.eps"}
-
 
 Values = TypeVar("Values", bound="Section")
 
@@ -126,6 +116,68 @@ class ExecutionConfig(Section):
     time."""
 
 
+class LrScalingConfig(Section):
+    """The learning rate from that of another batch size (docs/large_batches.md)."""
+
+    rule: Literal["linear", "sqrt", "none"]
+    """The rate grows with the batch size, with its square root, or not."""
+
+    base_lr: float = Field(gt=0)
+    """The rate that is right at `base_batch_size`."""
+
+    base_batch_size: int | None = Field(None, ge=1, le=MAX_INT)
+    """Samples a step."""
+
+    scale_warmup: bool = False
+    """Warm-up steps are given for `base_batch_size`, too: as many samples, in fewer steps."""
+
+    scale_adam: bool = False
+    """With "sqrt": betas and eps are given for `base_batch_size`, too."""
+
+    @model_validator(mode="after")
+    def _base_of_the_rule(self) -> "LrScalingConfig":
+        if self.base_batch_size is None and (self.rule != "none" or self.scale_warmup):
+            what = "scale_warmup" if self.rule == "none" else f"the rule {self.rule!r}"
+            raise ValueError(f"base_batch_size: {what} needs the samples a step at which base_lr is right")
+        if self.scale_adam and self.rule != "sqrt":
+            raise ValueError(f"scale_adam: belongs to the rule 'sqrt', not to {self.rule!r}")
+        return self
+
+
+class ScheduleConfig(Section):
+    """A schedule that DeepSpeed does not have, in place of its section "scheduler" (docs/large_batches.md)."""
+
+    type: Literal["polynomial"] = "polynomial"
+    """A linear warm-up, then a polynomial decay."""
+
+    warmup_steps: int = Field(0, ge=0, le=MAX_INT)
+    """Optimizer steps from 0 to the full rate."""
+
+    start_step: int = Field(0, ge=-MAX_INT, le=0)
+    """Negative: the warm-up began so many steps before the first one."""
+
+    total_steps: int | Literal["auto"] = "auto"
+    """The step at which the decay has reached `end_lr`, where it stays; "auto" for the run's last step."""
+
+    end_lr: float = Field(0.0, ge=0)
+    """The rate at the end of the decay."""
+
+    power: float = Field(1.0, gt=0)
+    """Of the decay: 1 for a line."""
+
+    continuous: bool = True
+    """false: as in MLPerf's reference, the decay counts from step 0, so that the rate jumps where the warm-up ends."""
+
+    @model_validator(mode="after")
+    def _decay_after_warm_up(self) -> "ScheduleConfig":
+        warm = self.start_step + self.warmup_steps
+        if self.total_steps != "auto" and not 0 < self.total_steps <= MAX_INT:
+            raise ValueError(f"total_steps: must be at least 1, not {self.total_steps}")
+        if self.total_steps != "auto" and warm >= self.total_steps:
+            raise ValueError(f"total_steps: {self.total_steps} ends before the warm-up does, at step {warm}")
+        return self
+
+
 class DsBertConfig(Section):
     """The section "ds_bert" of a DeepSpeed configuration."""
 
@@ -140,6 +192,12 @@ class DsBertConfig(Section):
 
     masking: MaskingConfig = MaskingConfig()
     """Masked-language modelling."""
+
+    lr_scaling: LrScalingConfig | None = None
+    """The learning rate from that of another batch size."""
+
+    schedule: ScheduleConfig | None = None
+    """A schedule that DeepSpeed does not have."""
 
 
 def read_json(path: str | Path) -> dict:
@@ -210,11 +268,20 @@ def _problem(model: Any, details: dict, path: str) -> str:
     if details["type"] == "literal_error" and isinstance(details["input"], str):
         valid = [word.strip("'") for word in details["ctx"]["expected"].replace(" or ", ", ").split(", ")]
         return f"{where}: {details['input']!r} is not valid{did_you_mean(details['input'], valid)}"
+    if details["type"] == "missing":
+        return f"{where}: is missing"
+    if details["type"] == "model_type":
+        return f"{where}: must be an object {{...}} (given: {details['input']!r})"
     if details["type"] != "extra_forbidden":
         return f"{where}: {details['msg']} (given: {details['input']!r})"
     for name in details["loc"][:-1]:
-        model = model.model_fields[name].annotation
+        model = section_of(model.model_fields[name].annotation)
     return f"{where}: unknown key{did_you_mean(str(details['loc'][-1]), list(model.model_fields))}"
+
+
+def section_of(annotation: Any) -> type[Section]:
+    """The section that a field holds, be it optional or not."""
+    return next(kind for kind in (*get_args(annotation), annotation) if isinstance(kind, type))
 
 
 def did_you_mean(word: str, valid: list[str]) -> str:
@@ -222,136 +289,3 @@ def did_you_mean(word: str, valid: list[str]) -> str:
     nearest = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return f"{hint} (valid: {', '.join(valid)})"
-
-
-def resolve_batch_sizes(config: dict, world_size: int) -> tuple[int, int, int]:
-    """Fill in the batch sizes that are not given, by DeepSpeed's rule.
-
-    train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x world size
-
-    Args:
-        config: a DeepSpeed configuration; "auto" counts as not given.
-        world_size: number of data-parallel ranks.
-
-    Returns:
-        global batch (samples a step), micro-batch (samples a rank and micro-step), accumulation (micro-steps).
-
-    Raises:
-        UserError: none is given, one is no positive integer, or they do not multiply out; the latter names the three
-            numbers and the nearest valid ones.
-    """
-    given = {key: config.get(key) for key in BATCH_KEYS}
-    for key, value in given.items():
-        if value == "auto":
-            given[key] = None
-        elif value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise UserError(f"{key}: must be a whole number of at least 1, not {value!r}")
-    batch, micro, accumulation = given.values()
-    if batch is None and micro is None:
-        raise UserError(
-            "no batch size: give train_batch_size (samples a step over all ranks) or train_micro_batch_size_per_gpu"
-        )
-    if batch is None:
-        accumulation = accumulation or 1
-        return micro * accumulation * world_size, micro, accumulation
-    if micro is None:
-        unit = (accumulation or 1) * world_size
-        micro, accumulation, rest = batch // unit, accumulation or 1, batch % unit
-    elif accumulation is None:
-        unit = micro * world_size
-        accumulation, rest = batch // unit, batch % unit
-    else:
-        unit, rest = micro * accumulation * world_size, batch - micro * accumulation * world_size
-        if rest:
-            raise UserError(
-                f"train_batch_size {batch} is not train_micro_batch_size_per_gpu {micro} x "
-                f"gradient_accumulation_steps {accumulation} x world size {world_size} = {unit}; write "
-                f"train_batch_size {unit}, or leave one of the three keys out and DeepSpeed's rule fills it"
-            )
-    if rest:
-        known = {"train_micro_batch_size_per_gpu": given[BATCH_KEYS[1]], BATCH_KEYS[2]: given[BATCH_KEYS[2]]}
-        factors = " x ".join([f"{key} {value}" for key, value in known.items() if value] + [f"world size {world_size}"])
-        nearest = [n for n in (batch - batch % unit, batch - batch % unit + unit) if n > 0]
-        raise UserError(
-            f"train_batch_size {batch} is not a multiple of {factors} = {unit}; nearest valid train_batch_size: "
-            + " or ".join(map(str, nearest))
-        )
-    return batch, micro, accumulation
-
-
-def resolve(config: dict, *, world_size: int, total_steps: int | None = None, hidden_size: int | None = None) -> dict:
-    """The configuration as DeepSpeed shall see it: batch sizes filled in, "auto" resolved, one learning rate.
-
-    Args:
-        config: the DeepSpeed configuration as the user wrote it; it is not changed.
-        world_size: number of data-parallel ranks.
-        total_steps: optimizer steps of the run, for a scheduler's "total_num_steps": "auto".
-        hidden_size: of the model, for "auto" bucket sizes.
-
-    Raises:
-        UserError: an "auto" whose value nobody knows, batch sizes that do not divide, two learning rates.
-    """
-    config = copy.deepcopy(config)
-    config.update(zip(BATCH_KEYS, resolve_batch_sizes(config, world_size), strict=True))
-    _fill_auto(config, total_steps, hidden_size)
-    _unify_learning_rate(config)
-    return config
-
-
-def _fill_auto(config: dict, total_steps: int | None, hidden_size: int | None) -> None:
-    scheduler = config.get("scheduler") or {}
-    peak_key = PEAK_KEYS.get(scheduler.get("type"), "warmup_max_lr")
-    fill = {
-        "optimizer.params.lr": _number(scheduler.get("params", {}).get(peak_key)),
-        f"scheduler.params.{peak_key}": _learning_rate(config),
-        "scheduler.params.total_num_steps": total_steps,
-        "scheduler.params.warmup_min_lr": 0.0,
-        "zero_optimization.reduce_bucket_size": hidden_size and hidden_size * hidden_size,
-    }
-    unknown = []
-
-    def visit(node: dict, path: str) -> None:
-        for key, value in list(node.items()):
-            here = f"{path}{key}"
-            if isinstance(value, dict):
-                visit(value, here + ".")
-            elif value != "auto":
-                continue
-            elif here in SAME_DEFAULTS or here.startswith("zero_optimization.stage3_"):
-                del node[key]
-            elif fill.get(here) is not None:
-                node[key] = fill[here]
-            else:
-                unknown.append(here)
-
-    visit(config, "")
-    if unknown:
-        raise UserError(
-            f'"auto" stands for a value that only the Hugging Face Trainer knows, at: {", ".join(unknown)}; '
-            "write the numbers there"
-        )
-
-
-def _learning_rate(config: dict) -> float | None:
-    return _number(config.get("optimizer", {}).get("params", {}).get("lr"))
-
-
-def _number(value: Any) -> Any:
-    return None if value == "auto" else value
-
-
-def _unify_learning_rate(config: dict) -> None:
-    """Write the one learning rate given wherever DeepSpeed keeps one (its schedulers ignore the optimizer's)."""
-    scheduler = config.get("scheduler") or {}
-    peak_key = PEAK_KEYS.get(scheduler.get("type"))
-    if peak_key is None or "optimizer" not in config:
-        return
-    peak, rate = scheduler.setdefault("params", {}).get(peak_key), _learning_rate(config)
-    if peak is not None and rate is not None and peak != rate:
-        raise UserError(
-            f"two learning rates: optimizer.params.lr is {rate} and scheduler.params.{peak_key} is {peak}; "
-            f"{scheduler['type']} uses only its own, so remove one of them"
-        )
-    if peak is None and rate is None:
-        raise UserError(f"no learning rate: write optimizer.params.lr (or scheduler.params.{peak_key})")
-    scheduler["params"][peak_key] = config["optimizer"].setdefault("params", {})["lr"] = peak if rate is None else rate

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ds_bert import config as configuration
+from ds_bert import resolution
 from ds_bert.errors import UserError
 
 ADAM = {"type": "Adam", "params": {"lr": 1e-3}}
 
 
 def resolve(**config):
-    return configuration.resolve({"train_batch_size": 8, "optimizer": ADAM, **config}, world_size=2, total_steps=70)
+    return resolution.resolve({"train_batch_size": 8, "optimizer": ADAM, **config}, world_size=2, total_steps=70)
 
 
 def test_the_keys_of_the_section_are_these():
@@ -23,7 +24,7 @@ def test_the_keys_of_the_section_are_these():
     keys = {
         f"{name}.{inner}"
         for name, field in configuration.DsBertConfig.model_fields.items()
-        for inner in field.annotation.model_fields
+        for inner in configuration.section_of(field.annotation).model_fields
     }
     sampling = (
         "strategy", "cost_model", "window", "window_scope", "edges", "strata", "equal_counts",
@@ -36,6 +37,11 @@ def test_the_keys_of_the_section_are_these():
         "execution.packed",
         "masking.probability",
         "masking.unit",
+        *(f"lr_scaling.{key}" for key in ("rule", "base_lr", "base_batch_size", "scale_warmup", "scale_adam")),
+        *(
+            f"schedule.{key}"
+            for key in ("type", "warmup_steps", "start_step", "total_steps", "end_lr", "power", "continuous")
+        ),
         *(f"sampling.{key}" for key in sampling),
         *(f"bucket_clipping.{key}" for key in clipping),
     }
@@ -44,10 +50,11 @@ def test_the_keys_of_the_section_are_these():
 @pytest.mark.parametrize(
     ("section", "message"),
     [
+        ({"execution": True}, "ds_bert.execution: must be an object {...} (given: True)"),
         (
             {"maskin": {}},
             "ds_bert.maskin: unknown key; did you mean 'masking'? "
-            "(valid: bucket_clipping, sampling, execution, masking)",
+            "(valid: bucket_clipping, sampling, execution, masking, lr_scaling, schedule)",
         ),
         (
             {"masking": {"probabilty": 0.1}},
@@ -112,11 +119,11 @@ def test_a_missing_or_binary_file_is_one_line(tmp_path):
 def test_any_two_batch_sizes_give_the_third(micro, accumulation, world_size):
     batch = micro * accumulation * world_size
     full = (batch, micro, accumulation)
-    for missing in configuration.BATCH_KEYS:
-        given = dict(zip(configuration.BATCH_KEYS, full, strict=True))
+    for missing in resolution.BATCH_KEYS:
+        given = dict(zip(resolution.BATCH_KEYS, full, strict=True))
         for value in (None, "auto"):
             given[missing] = value
-            assert configuration.resolve_batch_sizes(given, world_size) == full
+            assert resolution.resolve_batch_sizes(given, world_size) == full
 
 
 @pytest.mark.parametrize(
@@ -136,9 +143,9 @@ def test_any_two_batch_sizes_give_the_third(micro, accumulation, world_size):
     ],
 )  # fmt: skip
 def test_batch_sizes_that_do_not_divide_give_the_numbers_and_the_nearest(batch, micro, accumulation, message):
-    values = dict(zip(configuration.BATCH_KEYS, (batch, micro, accumulation), strict=True))
+    values = dict(zip(resolution.BATCH_KEYS, (batch, micro, accumulation), strict=True))
     with pytest.raises(UserError, match=re.escape(message)):
-        configuration.resolve_batch_sizes(values, 2)
+        resolution.resolve_batch_sizes(values, 2)
 
 
 def test_a_scheduler_without_a_peak_takes_the_optimizers_rate_and_the_other_way_round():
@@ -190,7 +197,7 @@ def test_resolving_does_not_change_what_was_given():
         "scheduler": {"type": "WarmupLR"},
     }
     before = json.dumps(config)
-    configuration.resolve(config, world_size=1)
+    resolution.resolve(config, world_size=1)
     assert json.dumps(config) == before
 
 
@@ -198,7 +205,7 @@ def test_resolving_does_not_change_what_was_given():
 def test_every_shipped_configuration_is_valid(path):
     config = configuration.read_json(path)
     configuration.parse_section(config, str(path))
-    resolved = configuration.resolve(config, world_size=2, total_steps=100, hidden_size=768)
+    resolved = resolution.resolve(config, world_size=2, total_steps=100, hidden_size=768)
     assert '"auto"' not in json.dumps(resolved)
     rates = [v for k, v in re.findall(r'"(lr|warmup_max_lr)": ([\d.e-]+)', path.read_text())]
     assert len(rates) == 1

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from ds_bert.errors import last_line
+from ds_bert.optim.optimizers import kernel_builder
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +25,8 @@ BUILD = "from deepspeed.accelerator import get_accelerator; get_accelerator().cr
 def needed_ops(config: dict) -> list[str]:
     """Builder names of the ops that training with this DeepSpeed configuration loads."""
     optimizer = config.get("optimizer", {})
-    if optimizer.get("type", "").lower() in ("adam", "adamw") and not optimizer.get("params", {}).get("torch_adam"):
-        return ["FusedAdamBuilder"]
-    return []
+    builder = kernel_builder(optimizer.get("type", ""))
+    return [] if builder is None or optimizer.get("params", {}).get("torch_adam") else [builder]
 
 
 def skip_unused_comm_op() -> None:

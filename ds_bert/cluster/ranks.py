@@ -109,8 +109,9 @@ def run_rank(name: str, work: Callable[[int], None]) -> int:
     _join_ranks()
     rank = dist.get_rank()
     if rank:  # rank 0 says the same
-        for repeating in ("DeepSpeed", "transformers", "ds_bert.modeling"):
+        for repeating in ("DeepSpeed", "transformers"):
             logging.getLogger(repeating).setLevel(logging.ERROR)
+        logging.getLogger("ds_bert").setLevel(logging.WARNING)
     try:
         work(rank)
     except UserError as error:

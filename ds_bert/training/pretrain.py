@@ -25,6 +25,8 @@ from ds_bert.modeling import (
     use_cpu_dropout,
     use_gradient_checkpointing,
 )
+from ds_bert.optim import parameter_groups
+from ds_bert.optim.optimizers import substitute
 from ds_bert.sampling import LengthBalancedBatchSampler
 from ds_bert.training import checkpoint as checkpoints
 from ds_bert.training.agreement import gather, on_first_rank, together
@@ -99,6 +101,9 @@ def _with_an_adam_that_runs(ds_config: dict) -> dict:
     failures = gather(build_ops(needed_ops(ds_config)))
     reason = next((failure for failure in failures if failure), None)
     if reason:
+        name = ds_config["optimizer"]["type"]
+        if "adam" not in name.lower():
+            raise UserError(f"DeepSpeed's {name} cannot be compiled here ({reason}); take AdamW")
         use_torch_adam(ds_config)
         _say(f"DeepSpeed's fused Adam cannot be compiled here ({reason}); training goes on with torch's Adam")
     return ds_config
@@ -157,8 +162,11 @@ def _initialize(model: torch.nn.Module, ds_config: dict, source: str) -> DeepSpe
     Raises:
         UserError: DeepSpeed's own message.
     """
+    groups = parameter_groups(model)
+    optimizer = substitute(ds_config, groups)
+    parameters = {"model_parameters": groups} if optimizer is None else {"optimizer": optimizer}
     try:
-        engine = initialize(model=model, model_parameters=model.parameters(), config=ds_config)[0]
+        engine = initialize(model=model, config=ds_config, **parameters)[0]
     except (AssertionError, AttributeError, ImportError, TypeError, ValueError) as error:
         log.debug("", exc_info=True)
         reason = " ".join(str(error).split())[:500]

@@ -9,6 +9,7 @@ from pathlib import Path
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ds_bert import config as configuration
+from ds_bert import resolution
 from ds_bert.data.prepared import PreparedData
 from ds_bert.errors import UserError
 from ds_bert.modeling import check_tokenizer_and_lengths, has_weights, load_config
@@ -18,7 +19,7 @@ from ds_bert.training.checkpoint import TAG, write_atomically
 
 RUN_FILE = "run.json"
 
-SCHEDULE_LENGTH = "scheduler.params.total_num_steps"
+SCHEDULE_LENGTHS = ("scheduler.params.total_num_steps", "ds_bert.schedule.total_steps")
 
 # For the cost model, of a model that does not tell its own.
 DEFAULT_HIDDEN_SIZE = 768
@@ -104,9 +105,10 @@ def set_up_run(args: argparse.Namespace, world_size: int) -> RunSetup:
     try:
         sampler = make_sampler(raw, section, data, model_config, world_size=world_size, rank=0, seed=args.seed)
         total_steps = args.max_steps or args.epochs * sampler.steps_per_epoch
-        ds_config = configuration.resolve(
+        ds_config = resolution.resolve(
             raw, world_size=world_size, total_steps=total_steps, hidden_size=getattr(model_config, "hidden_size", None)
         )
+        section = configuration.parse_section(ds_config)
         check_supported(ds_config)
         resolve_bucket_clipping(ds_config, section.bucket_clipping)
     except UserError as error:
@@ -131,7 +133,7 @@ def make_sampler(
     Raises:
         UserError: batch sizes that do not divide, a key the sampler refuses, or data of less than one global batch.
     """
-    _, micro_batch_size, accumulation_steps = configuration.resolve_batch_sizes(ds_config, world_size)
+    _, micro_batch_size, accumulation_steps = resolution.resolve_batch_sizes(ds_config, world_size)
     return LengthBalancedBatchSampler(
         data.train.lengths,
         micro_batch_size=micro_batch_size,
@@ -159,6 +161,11 @@ def check_supported(ds_config: dict) -> None:
         raise UserError('no optimizer: add for example "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}')
     if zero.get("stage", 0) not in (0, 1, 2):
         raise UserError(f"zero_optimization.stage: {zero['stage']} is not supported; use 0, 1 or 2")
+    if zero.get("stage") and "lamb" in ds_config["optimizer"]["type"].lower():
+        raise UserError(
+            f"optimizer.type {ds_config['optimizer']['type']} and zero_optimization.stage {zero['stage']}: ZeRO cuts "
+            "layers in pieces, and Lamb's trust ratio is that of a whole layer; use stage 0, or AdamW"
+        )
     if zero.get("compute_grad_norm") is False:
         raise UserError(
             "zero_optimization.compute_grad_norm: false takes away the check for non-finite gradients; remove it"
@@ -227,8 +234,8 @@ def check_run_folder(setup: RunSetup) -> None:
     if differing:
         changes = "; ".join(f"{key}: {theirs.get(key)!r} there, {mine.get(key)!r} now" for key in differing)
         advice = "name another folder"
-        if SCHEDULE_LENGTH in differing:
-            advice = f'keep --max-steps or --epochs, from which an "auto" {SCHEDULE_LENGTH} follows, or {advice}'
+        for length in set(SCHEDULE_LENGTHS) & set(differing):
+            advice = f'keep --max-steps or --epochs, from which an "auto" {length} follows, or {advice}'
         raise UserError(f"--output {folder} holds another run: {changes}; {advice}")
 
 
