@@ -15,7 +15,7 @@ from job import PRECISIONS, Job
 from record import setting, setting_lines, write
 
 EXECUTIONS = ("padded", "packed")
-RANKS, MICRO_BATCH_SIZE, WARM_UP_STEPS, LR = 2, 8, 30, 1e-3
+RANKS, MICRO_BATCH_SIZE, WARM_UP_STEPS, LR = 2, 4, 30, 1e-3
 
 
 def losses(args: argparse.Namespace, execution: str, seed: int) -> list[float]:
