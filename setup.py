@@ -19,6 +19,7 @@ setup(
         "pyarrow>=17",
         "pydantic>=2.7",
         "matplotlib>=3.8",
+        "optuna>=4",
         "psutil>=5.9",
         "tqdm>=4.66",
         "ninja>=1.11",

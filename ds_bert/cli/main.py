@@ -15,6 +15,10 @@ COMMANDS = {
         "ds_bert.cli.pretrain",
         "prepared data -> trained checkpoints (starts the deepspeed launcher)",
     ),
+    "sweep": (
+        "ds_bert.cli.sweep",
+        "values of the configuration to try -> trained trials, the best configuration, a plot",
+    ),
     "evaluate": ("ds_bert.cli.evaluate", "checkpoint or model folder -> held-out loss and masked accuracy"),
     "trace": ("ds_bert.cli.trace", "traced run -> exposed and hidden communication of each step, overlap.png"),
     "export": ("ds_bert.cli.export", "checkpoint -> folder that transformers and sentence-transformers load"),

@@ -36,10 +36,7 @@ def launch(module: str, arguments: list[str], num_procs: int) -> int:
 
     def stop(signum: int, frame) -> None:
         received.append(signum)
-        with contextlib.suppress(psutil.Error):
-            launcher = psutil.Process(process.pid)
-            for part in launcher.children() or [launcher]:
-                part.terminate()
+        terminate(process)
 
     handlers = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -51,6 +48,14 @@ def launch(module: str, arguments: list[str], num_procs: int) -> int:
         print(f"stopped by {signal.Signals(received[0]).name}", file=sys.stderr)
         return 128 + received[0]
     return code if code >= 0 else 128 - code
+
+
+def terminate(launcher: subprocess.Popen) -> None:
+    """Ask the deepspeed launcher to end its ranks."""
+    with contextlib.suppress(psutil.Error):
+        outer = psutil.Process(launcher.pid)
+        for part in outer.children() or [outer]:
+            part.terminate()
 
 
 def default_num_procs() -> int:

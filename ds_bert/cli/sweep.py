@@ -1,0 +1,71 @@
+"""Search values of a DeepSpeed configuration, such as batch size and learning rate, with real trainings."""
+
+import argparse
+from pathlib import Path
+
+from ds_bert.cluster.device import choose_device
+from ds_bert.errors import UsageError
+from ds_bert.training.options import not_negative_int, positive_int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", required=True, metavar="DIR", help="prepared data (from `ds-bert prepare`)")
+    parser.add_argument(
+        "--output", required=True, metavar="DIR", help="sweep folder: trials.csv, best_config.json, ..."
+    )
+    parser.add_argument("--deepspeed_config", required=True, metavar="FILE", help="what all trials have in common")
+    parser.add_argument("--model", required=True, metavar="NAME", help="as for pretrain")
+    parser.add_argument(
+        "--param",
+        required=True,
+        nargs="+",
+        action="extend",
+        metavar="PATH=SPEC",
+        help="a key of the JSON by its path and its values: a,b,c or lo..hi or log:lo..hi; may be repeated",
+    )
+    parser.add_argument(
+        "--trials",
+        type=positive_int,
+        metavar="N",
+        help="draw so many (needed with a range; default: every combination of the lists once)",
+    )
+    parser.add_argument(
+        "--budget-samples", type=positive_int, required=True, metavar="N", help="samples that each trial sees"
+    )
+    parser.add_argument(
+        "--pruner",
+        choices=("none", "median", "hyperband"),
+        default="none",
+        help="ends trials early that do badly (default: none)",
+    )
+    parser.add_argument("--num-procs", type=positive_int, metavar="N", help="ranks of a trial (default: as pretrain)")
+    parser.add_argument("--resume", action="store_true", help="go on with the sweep in --output")
+    parser.add_argument("--from-config", action="store_true", help="as for pretrain")
+    parser.add_argument(
+        "--seed", type=not_negative_int, default=0, help="of every trial and of the search (default: 0)"
+    )
+    parser.add_argument("--num-workers", type=not_negative_int, default=0, metavar="N", help="as for pretrain")
+    parser.add_argument("--trust-remote-code", action="store_true", help="as for pretrain")
+
+
+def run(args: argparse.Namespace) -> int:
+    choose_device()
+    from ds_bert.cluster.ranks import default_num_procs
+    from ds_bert.sweep import Sweep, SweepSettings, parse_parameter
+
+    parameters = tuple(parse_parameter(text) for text in args.param)
+    paths = [parameter.path for parameter in parameters]
+    repeated = next((path for path in paths if paths.count(path) > 1), None)
+    if repeated:
+        raise UsageError(f"--param {repeated}: given twice; write its values in one")
+    ranges = [parameter for parameter in parameters if parameter.choices is None]
+    if ranges and args.trials is None:
+        raise UsageError(f"--param {ranges[0].path}={ranges[0].spec}: a range needs --trials N")
+    settings = SweepSettings(
+        parameters, args.budget_samples, args.trials, args.num_procs or default_num_procs(), args.pruner
+    )
+    folder = Path(args.output)
+    sweep = Sweep(folder, args, settings, resume=args.resume)
+    sweep.run()
+    print(f"{folder}/trials.csv, best_config.json, sweep.png")
+    return 0

@@ -1,0 +1,136 @@
+"""One trial: a real training through the deepspeed launcher, watched by its metrics."""
+
+import argparse
+import contextlib
+import json
+import math
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from ds_bert.cluster.ranks import forwarded, launcher_command, terminate
+from ds_bert.errors import last_line
+from ds_bert.training.metrics import read_metrics
+from ds_bert.training.options import add_pretrain_arguments
+
+PRETRAIN = "ds_bert.training.pretrain"
+POLL_S = 0.5
+OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError", "can't allocate memory", "MemoryError")
+KILLED = -9  # by the kernel, which on a CPU says no more
+
+# The share of the budget whose last training losses are averaged.
+WINDOW = 0.1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended."""
+
+    losses: list[float | None]
+    """Training loss of each step; None where it was not finite."""
+    eval_loss: float | None
+    pruned: bool
+    problem: str | None
+    """Why it failed."""
+    out_of_memory: bool
+    seconds: float
+
+    @property
+    def train_loss(self) -> float | None:
+        """Mean of the last steps."""
+        return mean_of_last(self.losses, len(self.losses))
+
+    @property
+    def value(self) -> float | None:
+        """What the sweep minimises: the held-out loss, or without a held-out part that of training."""
+        return self.train_loss if self.eval_loss is None else self.eval_loss
+
+
+def mean_of_last(losses: list[float | None], steps: int) -> float | None:
+    """Mean training loss of the last tenth before `steps`; None if there are none, or one was not finite."""
+    window = losses[max(0, steps - max(1, round(WINDOW * steps))) : steps]
+    return None if not window or None in window else sum(window) / len(window)
+
+
+def run_trial(
+    folder: Path, options: argparse.Namespace, config: dict, num_procs: int, should_stop: Callable[[list], bool]
+) -> Outcome:
+    """Train in a new folder, to the end or until it should stop.
+
+    Args:
+        folder: of the trial: configuration, log, the run with its metrics; a former one is deleted.
+        options: of `ds-bert pretrain`; its `output` and `deepspeed_config` are set here.
+        config: the DeepSpeed configuration.
+        num_procs: ranks.
+        should_stop: called with the losses so far, as they come.
+    """
+    _end_orphans(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    config_path, run_folder, log_path = folder / "ds_config.json", folder / "run", folder / "log.txt"
+    config_path.write_text(json.dumps(config, indent=2))
+    options = argparse.Namespace(**{**vars(options), "output": str(run_folder), "deepspeed_config": str(config_path)})
+    command = [*launcher_command(num_procs), "--module", PRETRAIN, *forwarded(options, add_pretrain_arguments)]
+    started, pruned = time.perf_counter(), False
+    with log_path.open("w") as log:
+        # In a session of its own: a Ctrl-C reaches the sweep alone, which passes it on.
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        while process.poll() is None:
+            time.sleep(POLL_S)
+            if not pruned and should_stop(_losses(run_folder)):
+                pruned = True
+                terminate(process)
+    finally:
+        if process.poll() is None:
+            terminate(process)
+            process.wait()
+    text = log_path.read_text(errors="replace")
+    losses, problem = _losses(run_folder), None
+    evaluations = [line["eval_loss"] for line in read_metrics(run_folder) if "eval_loss" in line]
+    if process.returncode and not pruned:
+        problem = _problem(text, process.returncode)
+    elif not pruned and (not losses or None in losses[-1:] or not _finite(evaluations[-1:])):
+        problem = "diverged: the loss is not finite"
+    _delete_checkpoints(run_folder)
+    return Outcome(
+        losses=losses,
+        eval_loss=evaluations[-1] if evaluations and not problem else None,
+        pruned=pruned,
+        problem=problem,
+        out_of_memory=process.returncode == KILLED or any(sign in text for sign in OUT_OF_MEMORY),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _end_orphans(folder: Path) -> None:
+    """End what a killed sweep left running in this folder."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(f"={folder}/" in word for word in process.cmdline()):
+                process.kill()
+
+
+def _losses(run_folder: Path) -> list[float | None]:
+    return [line["loss"] for line in read_metrics(run_folder) if "loss" in line]
+
+
+def _finite(values: list[float | None]) -> bool:
+    return all(value is not None and math.isfinite(value) for value in values)
+
+
+def _problem(log: str, code: int) -> str:
+    """The one line that says why a run failed."""
+    errors = [line for line in log.splitlines() if "error: " in line]
+    return errors[0].partition("error: ")[2] if errors else f"exit code {code}: {last_line(log)}"
+
+
+def _delete_checkpoints(run_folder: Path) -> None:
+    # A trial is judged by its metrics; weights and optimizer of each would fill a disk.
+    for folder in run_folder.glob("global_step*"):
+        shutil.rmtree(folder, ignore_errors=True)
