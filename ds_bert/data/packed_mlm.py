@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import DataCollatorForLanguageModeling
 
 from ds_bert.data.collator import packed_row
 from ds_bert.errors import UserError
+
+NAMES = ("input_ids", "token_type_ids", "special_tokens_mask")
 
 
 @dataclass
@@ -34,19 +36,35 @@ class PackedMaskedLMCollator(DataCollatorForLanguageModeling):
         """One row.
 
         Args:
-            examples: token ids, or dictionaries with `input_ids` and, if you have it, `special_tokens_mask`.
+            examples: token ids, or dictionaries with `input_ids` and, if you have them, `attention_mask` (tokens where
+                it is 0 are padding and left out), `token_type_ids` and `special_tokens_mask`.
 
         Returns:
-            `input_ids` and `labels` (-100 where nothing is masked): (1, T) int64, and what `packed_row` returns.
+            `input_ids`, `labels` (-100 where nothing is masked) and, if all examples have them, `token_type_ids`:
+            (1, T) int64; and what `packed_row` returns.
+
+        Raises:
+            UserError: there are no examples, or one has no `input_ids`.
         """
-        examples = [example if isinstance(example, Mapping) else {"input_ids": example} for example in examples]
-        examples.sort(key=lambda example: len(example["input_ids"]))
-        names = {"input_ids", "special_tokens_mask"}.intersection(*examples)
-        row = {name: list(chain.from_iterable(example[name] for example in examples)) for name in names}
+        samples = sorted(map(_without_padding, examples), key=lambda sample: len(sample["input_ids"]))
+        if not samples:
+            raise UserError("no examples to pack: a batch needs at least one")
+        names = set(NAMES).intersection(*samples)
+        row = {name: np.concatenate([sample[name] for sample in samples]).tolist() for name in names}
+        types = {name: torch.tensor([row.pop(name)]) for name in names & {"token_type_ids"}}
         batch = super().torch_call([row])
-        lengths = [len(example["input_ids"]) for example in examples]
-        return {
-            "input_ids": batch["input_ids"],
-            "labels": batch["labels"],
-            **packed_row(lengths, self.first_position),
-        }
+        lengths = np.array([len(sample["input_ids"]) for sample in samples])
+        inputs = {"input_ids": batch["input_ids"], "labels": batch["labels"], **types}
+        return {**inputs, **packed_row(lengths, self.first_position)}
+
+
+def _without_padding(example: Any) -> dict[str, np.ndarray]:
+    if not isinstance(example, Mapping):
+        example = {"input_ids": example}
+    if "input_ids" not in example:
+        raise UserError(f"an example to pack has no input_ids (it has: {', '.join(map(str, example)) or 'nothing'})")
+    found = {name: np.asarray(example[name], dtype=np.int64) for name in NAMES if name in example}
+    if "attention_mask" in example:
+        real = np.asarray(example["attention_mask"]).astype(bool)
+        found = {name: values[real] for name, values in found.items()}
+    return found

@@ -19,6 +19,8 @@ def dropout(x: torch.Tensor, p: float) -> torch.Tensor:
         p: probability, rounded to 1 / 65,536.
     """
     dropped = round(p * RESOLUTION)
+    if dropped == RESOLUTION:
+        return x * 0
     seed = torch.empty((), dtype=torch.int64).random_().item()
     raw = np.random.SFC64(seed).random_raw(-(-x.numel() // 4))
     kept = raw.view(np.int16)[: x.numel()] >= dropped - RESOLUTION // 2

@@ -28,7 +28,11 @@ def use_gradient_checkpointing(model: PreTrainedModel) -> None:
     """
     if not model.supports_gradient_checkpointing:
         raise UserError(f'{type(model).__name__} cannot checkpoint gradients; set "{CHECKPOINTING_KEY}": false')
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    options = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
+    else:  # its name in earlier transformers
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
 
 
 def compile_layers(model: PreTrainedModel) -> None:

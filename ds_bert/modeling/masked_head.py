@@ -49,18 +49,19 @@ class MaskedPositionHead:
         if not self.gathers_before_head:
             return
 
-        def before(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-            labels = kwargs.get("labels")
-            if labels is not None:
-                self.positions = (labels.flatten() != IGNORED).nonzero().squeeze(1)
-                kwargs["labels"] = labels.flatten()[self.positions].unsqueeze(0)
-            return args, kwargs
+        # Methods, so that a copy of the model has a head of its own, and pickle can name them.
+        model.register_forward_pre_hook(self._take_labels, with_kwargs=True)
+        model.register_forward_hook(self._forget_positions, always_call=True)
 
-        def after(module: nn.Module, inputs: tuple, output) -> None:
-            self.positions = None
+    def _take_labels(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        labels = kwargs.get("labels")
+        if labels is not None:
+            self.positions = (labels.flatten() != IGNORED).nonzero().squeeze(1)
+            kwargs["labels"] = labels.flatten()[self.positions].unsqueeze(0)
+        return args, kwargs
 
-        model.register_forward_pre_hook(before, with_kwargs=True)
-        model.register_forward_hook(after, always_call=True)
+    def _forget_positions(self, module: nn.Module, inputs: tuple, output) -> None:
+        self.positions = None
 
     def use_fused_loss(self, model: PreTrainedModel) -> None:
         """From now on `loss` never holds the logits of a large batch, if the model's head ends with its projection.

@@ -84,6 +84,8 @@ def packed_attention(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
+    if getattr(module, "is_causal", False):
+        raise ValueError("attention that sees earlier tokens only cannot be packed")
     attend = choose_kernel(query.device, query.dtype, dropout)
     output_TND = attend(
         *(tensor.transpose(1, 2).squeeze(0) for tensor in (query, key, value)),

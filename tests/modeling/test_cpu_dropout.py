@@ -63,3 +63,8 @@ def test_modules_are_replaced_in_place_and_rest_in_evaluation():
     assert torch.equal(model[2][0](x), x)
     assert not torch.equal(model[1](x), x)
     assert torch.equal(model.eval()[1](x), x)
+
+
+@pytest.mark.parametrize("p", [1.0, 0.999999])
+def test_a_probability_of_one_drops_all(p):
+    assert not dropout(torch.ones(3, 5), p).any()

@@ -1,5 +1,7 @@
 """Packed sequences give the loss and the gradients of padded ones, for every family of encoders."""
 
+import copy
+import io
 import sys
 import types
 
@@ -237,3 +239,56 @@ def test_with_labels_the_head_is_computed_where_they_count():
     assert output.logits.shape == (1, len(batch.labels), VOCABULARY)
     # Without labels it is as it was.
     assert model(**batch.model_inputs).logits.shape == (1, 13, VOCABULARY)
+
+
+def test_a_wrong_model_is_refused_even_where_its_logits_hardly_differ():
+    config = transformers.MPNetConfig(
+        **{**SMALL, "max_position_embeddings": POSITIONS + 2}, initializer_range=1e-3
+    )  # fmt: skip
+    with pytest.raises(UserError, match="it has an attention of its own"):
+        check_packed_execution(transformers.MPNetForMaskedLM(config))
+    config = transformers.BertConfig(**SMALL, is_decoder=True, initializer_range=1e-3)
+    with pytest.raises(UserError, match="attention that sees earlier tokens only"):
+        use_packed_execution(transformers.BertForMaskedLM(config))
+
+
+def test_a_model_in_half_precision_is_named_as_such():
+    with pytest.raises(UserError, match=r"BertForMaskedLM is in torch.bfloat16; load it in torch.float32"):
+        use_packed_execution(make("bert").to(torch.bfloat16))
+
+
+def test_a_copied_or_pickled_model_has_a_head_of_its_own():
+    model = make("bert")
+    use_packed_execution(model)
+    batch = PackedMaskedLMCollator(TOKENIZER, seed=0)([list(range(5, 40)), list(range(5, 12))])
+    expected = model(**batch).loss
+    stream = io.BytesIO()
+    torch.save(model, stream)
+    stream.seek(0)
+    for copied in (copy.deepcopy(model), torch.load(stream, weights_only=False)):
+        torch.testing.assert_close(copied(**batch).loss, expected)
+
+
+def test_what_comes_with_token_ids_is_packed_with_them():
+    plain = [list(range(5, 5 + n)) for n in (7, 3)]
+    kinds_of = [[0] * 4 + [1] * 3, [0, 1, 1]]
+    expected = PackedMaskedLMCollator(TOKENIZER, seed=0)(plain)
+    examples = [
+        {
+            "input_ids": np.array([*ids, 0, 0]),
+            "attention_mask": [1] * len(ids) + [0, 0],
+            "token_type_ids": torch.tensor([*kinds, 0, 0]),
+        }
+        for ids, kinds in zip(plain, kinds_of, strict=True)
+    ]
+    found = PackedMaskedLMCollator(TOKENIZER, seed=0)(examples)
+    assert found.pop("token_type_ids").tolist() == [kinds_of[1] + kinds_of[0]]
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(expected[name])), name
+
+
+@pytest.mark.parametrize(("examples", "message"), [([], "no examples to pack"), ([{"ids": [1]}], "has no input_ids")])
+def test_examples_that_cannot_be_packed_are_named(examples, message):
+    with pytest.raises(UserError, match=message):
+        PackedMaskedLMCollator(TOKENIZER)(examples)
