@@ -207,5 +207,5 @@ def test_every_shipped_configuration_is_valid(path):
     configuration.parse_section(config, str(path))
     resolved = resolution.resolve(config, world_size=2, total_steps=100, hidden_size=768)
     assert '"auto"' not in json.dumps(resolved)
-    rates = [v for k, v in re.findall(r'"(lr|warmup_max_lr)": ([\d.e-]+)', path.read_text())]
+    rates = [v for k, v in re.findall(r'"(lr|base_lr|warmup_max_lr)": ([\d.e-]+)', path.read_text())]
     assert len(rates) == 1

@@ -57,6 +57,7 @@ def pretrain(args: argparse.Namespace) -> None:
         UserError: on all ranks alike.
     """
     setup = together(lambda: set_up_run(args, dist.get_world_size()))
+    _check_ranks_agree(setup)
     chosen = checkpoints.choose_checkpoint(setup.run_folder, args.resume)
     ds_config = _with_an_adam_that_runs(setup.ds_config)
     folder = _loadable_folder(chosen, ds_config)
@@ -81,6 +82,19 @@ def pretrain(args: argparse.Namespace) -> None:
     trainer.train()
     if first:
         _say(f"loss curve: {plot_loss(setup.run_folder)}")
+
+
+def _check_ranks_agree(setup: RunSetup) -> None:
+    """Raise a `UserError` on all ranks if any has another run in mind than rank 0. A collective call."""
+    first, *others = gather(setup.identity())
+    for rank, other in enumerate(others, start=1):
+        differing = [key for key in {**first, **other} if first.get(key) != other.get(key)]
+        if differing:
+            key = differing[0]
+            raise UserError(
+                f"the ranks disagree: {key} is {first.get(key)!r} on rank 0 and {other.get(key)!r} on rank {rank}; "
+                "give all of them the same options, configuration and data"
+            )
 
 
 def _describe_epoch(sampler: LengthBalancedBatchSampler) -> str:

@@ -43,6 +43,7 @@ def resolve(config: dict, **section) -> tuple:
         ({"prescale_gradients": True}, "prescale_gradients"),
         ({"gradient_predivide_factor": 2.0}, "gradient_predivide_factor"),
         ({"optimizer": {"type": "OneBitAdam", "params": {}}}, "optimizer.type"),
+        ({"optimizer": {"type": "OneBitLamb", "params": {}}}, "optimizer.type"),
         ({"torch_autocast": {"enabled": True, "dtype": "float16"}}, "torch_autocast.dtype"),
         ({"tensor_parallel": {"autotp_size": 2}}, "tensor_parallel"),
     ],

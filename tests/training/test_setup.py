@@ -112,3 +112,16 @@ def test_weights_of_a_folder_are_continued_unless_told_otherwise(rank_pool, run_
     assert "starts from fresh weights" in fresh["log"]
     name = "bert.embeddings.word_embeddings.weight"
     assert not torch.equal(fresh["weights"][name], model.state_dict()[name])
+
+
+def train_with_a_seed_of_its_own(args) -> str:
+    import torch.distributed as dist
+
+    args.seed = dist.get_rank()
+    return train(args)["error"]
+
+
+def test_ranks_that_were_told_different_things_say_so(rank_pool, run_args, small_model):
+    args = run_args(small_model(0.0), CONFIG)
+    message = "the ranks disagree: seed is 0 on rank 0 and 1 on rank 1; give all of them the same options"
+    assert all(error.startswith(message) for error in rank_pool(2).run(train_with_a_seed_of_its_own, args))
