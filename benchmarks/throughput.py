@@ -10,13 +10,14 @@ packed. Prepare data of natural lengths first:
 
 import argparse
 import itertools
+import json
 import statistics
 from pathlib import Path
 
 import numpy as np
 from job import PRECISIONS, Job, threads
 from matmul_peak import matmul_peak
-from record import setting, setting_lines, write
+from record import RESULTS, setting, setting_lines, write
 
 from ds_bert.data import PreparedData
 from ds_bert.modeling import PRESETS
@@ -71,26 +72,32 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="jobs of each system, in turn")
     parser.add_argument("--json", action="store_true", help="write benchmarks/results/throughput.json and .md")
     args = parser.parse_args()
-    where, results = setting("torch", "deepspeed", "transformers", "accelerate"), {}
+    where = setting("torch", "deepspeed", "transformers", "accelerate")
     lengths = np.asarray(PreparedData(args.data).train.lengths)
     for model, precision, ranks in itertools.product(args.models, args.precisions, args.ranks):
         title = f"{model}, {precision}, {ranks} rank{'s' if ranks > 1 else ''} of {threads(ranks)} core(s)"
-        found = compare(args, model, precision, ranks, lengths)
-        results[title] = found
+        found = {**compare(args, model, precision, ranks, lengths), "rounds": args.rounds, "setting": where}
         print("\n".join(table(title, found)), flush=True)
-    if args.json:
-        lines = [
-            "# Real tokens per second of whole jobs",
-            "",
-            f"{MICRO_BATCH_SIZE} samples a rank and step, one a paragraph (mean {lengths.mean():.0f} tokens, longest "
-            f"{lengths.max()}), vocabulary of {VOCABULARY:,}, AdamW; {args.rounds} jobs of each in turn. The median "
-            f"step after {WARM_UP}. Utilisation: multiplications and additions that the real tokens need, over the "
-            "highest rate of matrix multiplication measured beside the jobs.",
-            "",
-        ]
-        for title, found in results.items():
-            lines += table(title, found)
-        write("throughput", {**where, "results": results}, [*lines, *setting_lines(where)])
+        if args.json:
+            record(title, found, lengths)
+
+
+def record(title: str, found: dict, lengths: np.ndarray) -> None:
+    """Put one comparison into the results, beside those of earlier runs."""
+    path = RESULTS / "throughput.json"
+    results = {**(json.loads(path.read_text())["results"] if path.is_file() else {}), title: found}
+    lines = [
+        "# Real tokens per second of whole jobs",
+        "",
+        f"{MICRO_BATCH_SIZE} samples a rank and step, one a paragraph (mean {lengths.mean():.0f} tokens, longest "
+        f"{lengths.max()}), vocabulary of {VOCABULARY:,}, AdamW; the systems of a table took turns in one run. The "
+        f"median step after {WARM_UP}. Utilisation: multiplications and additions that the real tokens need, over the "
+        "highest rate of matrix multiplication measured beside the jobs.",
+        "",
+    ]
+    for name, one in results.items():
+        lines += [*table(name, one)[:-1], "", f"{one['rounds']} jobs of each.", *setting_lines(one["setting"]), ""]
+    write("throughput", {"results": results}, lines[:-1])
 
 
 def compare(args: argparse.Namespace, model: str, precision: str, ranks: int, lengths: np.ndarray) -> dict:
@@ -137,7 +144,8 @@ def table(title: str, found: dict) -> list[str]:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for system, row in found["systems"].items():
-        waiting = "-" if row["data_wait_share"] is None else f"{row['data_wait_share']:.1%}"
+        share = row.get("data_wait_share")
+        waiting = "-" if share is None else f"{share:.1%}"
         lines.append(
             f"| {system} | {row['real_tokens_per_s']:,.0f} | {row['over_first']:.2f} | {row['utilisation']:.1%} | "
             f"{row['peak_memory_mb']:,.0f} | {waiting} |"

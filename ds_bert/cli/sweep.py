@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ds_bert.cluster.device import choose_device
 from ds_bert.errors import UsageError
-from ds_bert.training.options import not_negative_int, positive_int
+from ds_bert.training.options import not_negative_int, positive_float, positive_int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="draw so many (needed with a range; default: every combination of the lists once)",
     )
-    parser.add_argument(
-        "--budget-samples", type=positive_int, required=True, metavar="N", help="samples that each trial sees"
+    budget = parser.add_mutually_exclusive_group(required=True)
+    budget.add_argument("--budget-samples", type=positive_int, metavar="N", help="samples that each trial sees")
+    budget.add_argument(
+        "--budget-minutes",
+        type=positive_float,
+        metavar="M",
+        help="minutes that each trial trains, by the speed of its first steps",
     )
     parser.add_argument(
         "--pruner",
@@ -62,7 +67,12 @@ def run(args: argparse.Namespace) -> int:
     if ranges and args.trials is None:
         raise UsageError(f"--param {ranges[0].path}={ranges[0].spec}: a range needs --trials N")
     settings = SweepSettings(
-        parameters, args.budget_samples, args.trials, args.num_procs or default_num_procs(), args.pruner
+        parameters,
+        budget_samples=args.budget_samples,
+        budget_minutes=args.budget_minutes,
+        trials=args.trials,
+        num_procs=args.num_procs or default_num_procs(),
+        pruner=args.pruner,
     )
     folder = Path(args.output)
     sweep = Sweep(folder, args, settings, resume=args.resume)

@@ -12,20 +12,23 @@ import optuna
 from optuna.trial import Trial, TrialState
 from tqdm import tqdm
 
-from ds_bert.config import read_json
+from ds_bert.config import MAX_INT, SECTION, read_json
 from ds_bert.data.prepared import PreparedData
 from ds_bert.errors import UserError
 from ds_bert.resolution import resolve, resolve_batch_sizes
 from ds_bert.sweep.report import write_report
 from ds_bert.sweep.space import Parameter, combinations
-from ds_bert.sweep.trial_config import BATCH, MICRO_BATCH, check_path, trial_config
+from ds_bert.sweep.trial_config import MICRO_BATCH, check_path, frees_micro_batch, trial_config
 from ds_bert.sweep.trial_run import Outcome, mean_of_last, run_trial
 from ds_bert.training.setup import set_up_run
 
 STORAGE, STUDY = "study.db", "ds_bert"
 
 # Kept with the study.
-IDENTITY, MICRO_BATCH_LIMIT = "identity", "micro_batch_limit"
+IDENTITY, MICRO_BATCH_LIMIT, STEP_SECONDS = "identity", "micro_batch_limit", "step_seconds"
+
+# Steps that tell how long one takes, for a budget in minutes.
+SPEED_STEPS = 12
 
 # At so many points of a trial its loss is compared with that of others.
 REPORTS = 20
@@ -42,8 +45,10 @@ class SweepSettings:
     """What is searched and how."""
 
     parameters: tuple[Parameter, ...]
-    budget_samples: int
-    """That each trial sees, whatever its batch size."""
+    budget_samples: int | None
+    """That each trial sees, whatever its batch size; None for a budget in minutes."""
+    budget_minutes: float | None
+    """Of training, without start and evaluation."""
     trials: int | None
     """None: every combination of the lists, once."""
     num_procs: int
@@ -100,35 +105,59 @@ class Sweep:
     def _run_one(self, trial: Trial) -> None:
         values = {parameter.path: parameter.suggest(trial) for parameter in self.settings.parameters}
         try:
-            config, steps = self._configure(values)
             while True:
-                outcome = self._train(trial, config, steps)
-                if not outcome.out_of_memory or BATCH not in values or config[MICRO_BATCH] == 1:
+                config = self._configure(values, self.study.user_attrs.get(MICRO_BATCH_LIMIT))
+                outcome = self._train(trial, config)
+                if not outcome.out_of_memory or not frees_micro_batch(values) or config[MICRO_BATCH] == 1:
                     break
                 self.study.set_user_attr(MICRO_BATCH_LIMIT, config[MICRO_BATCH] // 2)
-                config, steps = self._configure(values)
+            self._tell(trial, config, outcome)
         except UserError as error:
             trial.set_user_attr("problem", str(error))
             self.study.tell(trial, state=TrialState.FAIL)
-            return
-        self._tell(trial, config, steps, outcome)
 
-    def _configure(self, values: dict[str, Any]) -> tuple[dict, int]:
-        """The configuration of a trial with these values, and its optimizer steps."""
+    def _configure(self, values: dict[str, Any], fits: int | None = None) -> dict:
+        """The configuration of a trial with these values, of a micro-batch of at most what fits into memory."""
         given = self.base.get(MICRO_BATCH)
-        limit = self.study.user_attrs.get(MICRO_BATCH_LIMIT) if hasattr(self, "study") else None
-        limit = limit or (given if isinstance(given, int) else None)
-        config = trial_config(self.base, values, world_size=self.settings.num_procs, micro_batch_limit=limit)
+        limit = fits or (given if isinstance(given, int) else None)
+        return trial_config(self.base, values, world_size=self.settings.num_procs, micro_batch_limit=limit)
+
+    def _steps(self, config: dict) -> int:
+        """Optimizer steps that the budget allows; with one in minutes `_measure_speed` comes first."""
         batch_size, *_ = resolve_batch_sizes(config, self.settings.num_procs)
+        if self.settings.budget_samples is None:
+            seconds = self.study.user_attrs[STEP_SECONDS][self._speed_key(config)]
+            return max(1, int(60 * self.settings.budget_minutes / seconds))
         steps = self.settings.budget_samples // batch_size
         if not steps:
             raise UserError(
                 f"a budget of {self.settings.budget_samples:,} samples is less than one step of {batch_size:,}"
             )
-        return config, steps
+        return steps
 
-    def _train(self, trial: Trial, config: dict, steps: int) -> Outcome:
-        reported = 0
+    def _speed_key(self, config: dict) -> str:
+        return " x ".join(map(str, resolve_batch_sizes(config, self.settings.num_procs)))
+
+    def _measure_speed(self, config: dict) -> Outcome | None:
+        """Time some steps at batch sizes that have not been timed; how that failed, if it did."""
+        known, key = self.study.user_attrs.get(STEP_SECONDS, {}), self._speed_key(config)
+        if self.settings.budget_samples is not None or key in known:
+            return None
+        options, folder = self._options(SPEED_STEPS), self.folder / "trials" / "speed"
+        # Without the schedule, whose warm-up may be longer.
+        config = {name: value for name, value in config.items() if name != "scheduler"}
+        ours = {name: value for name, value in config.get(SECTION, {}).items() if name != "schedule"}
+        outcome = run_trial(folder, options, {**config, SECTION: ours}, self.settings.num_procs, lambda losses: False)
+        if outcome.step_seconds is None:
+            return outcome
+        self.study.set_user_attr(STEP_SECONDS, {**known, key: outcome.step_seconds})
+        return None
+
+    def _train(self, trial: Trial, config: dict) -> Outcome:
+        failed = self._measure_speed(config)
+        if failed:
+            return failed
+        steps, reported = self._steps(config), 0
 
         def should_stop(losses: list[float | None]) -> bool:
             nonlocal reported
@@ -141,8 +170,8 @@ class Sweep:
         options = self._options(steps)
         return run_trial(self._trial_folder(trial.number), options, config, self.settings.num_procs, should_stop)
 
-    def _tell(self, trial: Trial, config: dict, steps: int, outcome: Outcome) -> None:
-        resolved = resolve(config, world_size=self.settings.num_procs, total_steps=steps)
+    def _tell(self, trial: Trial, config: dict, outcome: Outcome) -> None:
+        resolved = resolve(config, world_size=self.settings.num_procs, total_steps=MAX_INT)
         batch, micro, accumulation = resolve_batch_sizes(resolved, self.settings.num_procs)
         facts = {
             "learning_rate": resolved["optimizer"]["params"].get("lr"),
@@ -171,7 +200,9 @@ class Sweep:
         """Find before any training what would end a trial with these values at its start."""
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             try:
-                config, steps = self._configure(values)
+                config = self._configure(values)
+                # Of a budget in minutes the steps are not known yet; any warm-up is shorter than these.
+                steps = MAX_INT if self.settings.budget_samples is None else self._steps(config)
                 json.dump(config, file)
                 file.flush()
                 options = argparse.Namespace(**{**vars(self._options(steps)), "deepspeed_config": file.name})
@@ -229,7 +260,8 @@ class Sweep:
             "--model": self.options.model,
             "--seed": self.options.seed,
             "--param": [f"{parameter.path}={parameter.spec}" for parameter in self.settings.parameters],
-            "budget in samples": self.settings.budget_samples,
+            "--budget-samples": self.settings.budget_samples,
+            "--budget-minutes": self.settings.budget_minutes,
             "--trials": self.settings.trials,
             "--num-procs": self.settings.num_procs,
             "--pruner": self.settings.pruner,

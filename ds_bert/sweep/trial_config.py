@@ -39,7 +39,7 @@ def trial_config(base: dict, values: dict[str, Any], *, world_size: int, micro_b
     if LEARNING_RATE in values:
         scheduler = config.get("scheduler") or {}
         scheduler.get("params", {}).pop(PEAK_KEYS.get(scheduler.get("type")), None)
-    if BATCH in values and not {MICRO_BATCH, ACCUMULATION} & values.keys():
+    if frees_micro_batch(values):
         batch = values[BATCH]
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1 or batch % world_size:
             raise UserError(f"{BATCH}: {batch!r} is no positive multiple of the {world_size} ranks")
@@ -48,6 +48,11 @@ def trial_config(base: dict, values: dict[str, Any], *, world_size: int, micro_b
         config[MICRO_BATCH] = next(size for size in range(limit, 0, -1) if share % size == 0)
         config.pop(ACCUMULATION, None)
     return config
+
+
+def frees_micro_batch(values: dict[str, Any]) -> bool:
+    """Whether a trial's micro-batch follows from its batch size."""
+    return BATCH in values and not {MICRO_BATCH, ACCUMULATION} & values.keys()
 
 
 def _put(config: dict, path: str, value: Any) -> None:

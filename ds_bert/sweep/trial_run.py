@@ -5,6 +5,7 @@ import contextlib
 import json
 import math
 import shutil
+import statistics
 import subprocess
 import time
 from collections.abc import Callable
@@ -39,6 +40,8 @@ class Outcome:
     """Why it failed."""
     out_of_memory: bool
     seconds: float
+    step_seconds: float | None = None
+    """Of a step, the median of the second half."""
 
     @property
     def train_loss(self) -> float | None:
@@ -91,8 +94,9 @@ def run_trial(
             terminate(process)
             process.wait()
     text = log_path.read_text(errors="replace")
-    losses, problem = _losses(run_folder), None
-    evaluations = [line["eval_loss"] for line in read_metrics(run_folder) if "eval_loss" in line]
+    losses, problem, lines = _losses(run_folder), None, read_metrics(run_folder)
+    evaluations = [line["eval_loss"] for line in lines if "eval_loss" in line]
+    times = [line["step_s"] for line in lines if "step_s" in line]
     if process.returncode and not pruned:
         problem = _problem(text, process.returncode)
     elif not pruned and (not losses or None in losses[-1:] or not _finite(evaluations[-1:])):
@@ -105,6 +109,7 @@ def run_trial(
         problem=problem,
         out_of_memory=process.returncode == KILLED or any(sign in text for sign in OUT_OF_MEMORY),
         seconds=time.perf_counter() - started,
+        step_seconds=statistics.median(times[len(times) // 2 :]) if times else None,
     )
 
 

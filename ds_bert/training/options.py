@@ -25,6 +25,14 @@ positive_int = _at_least(1)
 not_negative_int = _at_least(0)
 
 
+def positive_float(text: str) -> float:
+    """An argparse type."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a positive number, not {text}")
+    return value
+
+
 def add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", required=True, metavar="DIR", help="prepared data (from `ds-bert prepare`)")
     parser.add_argument("--output", required=True, metavar="DIR", help="run folder: checkpoints, metrics, loss.png")

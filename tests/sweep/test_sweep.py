@@ -40,7 +40,8 @@ class Trainings:
                 return Outcome(losses, None, pruned=True, problem=None, out_of_memory=False, seconds=1.0)
         problem = "out of memory" if too_large else self.problem
         value = None if problem else losses[-1]
-        return Outcome(losses, value, pruned=False, problem=problem, out_of_memory=too_large, seconds=1.0)
+        seconds = None if problem else 0.01 * config["train_batch_size"]  # of a step
+        return Outcome(losses, value, False, problem, out_of_memory=too_large, seconds=1.0, step_seconds=seconds)
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def make(tmp_path, prepared):
         path.write_text(json.dumps(base))
         options = parse_run(data=prepared, output="none", model="tiny", deepspeed_config=path, max_steps=1)
         parameters = tuple(map(parse_parameter, params or GRID))
-        settings = {"budget_samples": 40, "trials": None, "num_procs": 1, **settings}
+        settings = {"budget_samples": 40, "budget_minutes": None, "trials": None, "num_procs": 1, **settings}
         return Sweep(tmp_path / name, options, SweepSettings(parameters, **settings), resume=resume)
 
     return make
@@ -134,6 +135,13 @@ def test_a_micro_batch_that_does_not_fit_is_halved_for_this_and_later_trials(mak
     assert [row["accumulation"] for row in rows(made)] == ["4", "6"]
 
 
+def test_a_budget_in_minutes_is_the_same_time_for_all(make, trainings):
+    made = make(budget_samples=None, budget_minutes=0.01)  # 0.6 s, at 0.02 and 0.04 s a step
+    made.run()
+    assert [int(row["steps"]) for row in rows(made)] == [30, 30, 15, 15]
+    assert len(trainings.configs) == 4 + 2  # each batch size is timed once
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [
@@ -154,7 +162,7 @@ def test_a_combination_that_cannot_be_is_found_before_any_training(make, trainin
 
 def test_the_storage_of_another_sweep_is_refused(make, trainings, tmp_path):
     make().run()
-    with pytest.raises(UserError, match=r"was made by another sweep: budget in samples: 40 there, 80 now"):
+    with pytest.raises(UserError, match=r"was made by another sweep: --budget-samples: 40 there, 80 now"):
         make(resume=True, budget_samples=80)
     with pytest.raises(UserError, match=r"holds no sweep"):
         make(resume=True, name="new")
