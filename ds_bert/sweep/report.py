@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ds_bert.sweep.trial_run import WINDOW
 from ds_bert.training.checkpoint import write_atomically
 
 STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+MOST_TICKS = 8
 FACTS = (
     "learning_rate", "batch_size", "micro_batch_size", "accumulation", "steps", "samples", "train_loss", "eval_loss",
     "seconds", "problem",
@@ -105,6 +107,7 @@ def plot(path: Path, trials: list[FrozenTrial]) -> None:
         points = sorted((trial.user_attrs["learning_rate"], trial.value) for trial in of_size)
         left.plot(*zip(*points, strict=True), marker="o", markersize=4, label=f"batch {size:,}")
     left.set(xlabel="learning rate", ylabel="loss (nats per masked token)", xscale="log", title="the same samples each")
+    _tick(left, {trial.user_attrs["learning_rate"] for trial in trials})
     left.legend()
     fit = critical_batch(trials)
     if fit:
@@ -114,7 +117,16 @@ def plot(path: Path, trials: list[FrozenTrial]) -> None:
             label = f"critical batch size {fit.size:,.0f}, at least {fit.least_steps:,.0f} steps"
             right.plot(sizes, fit.least_steps * (1 + fit.size / sizes), label=label)
         right.set(xlabel="batch size (samples)", ylabel="optimizer steps", xscale="log", yscale="log")
+        _tick(right, fit.batch_sizes)
         right.legend()
     for axes in (left, right):
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
+
+
+def _tick(axes, values: Iterable[float]) -> None:
+    """Put the values of a short list, rather than powers of ten, under a picture."""
+    values = sorted(values)
+    if len(values) <= MOST_TICKS:
+        axes.set_xticks(values, labels=[f"{value:g}" for value in values])
+        axes.set_xticks([], minor=True)
