@@ -29,9 +29,8 @@ def losses(args: argparse.Namespace, execution: str, seed: int) -> list[float]:
         "ds_bert": {"execution": {"packed": execution == "packed"}},
         **PRECISIONS["bf16"],
     }
-    lines, _ = Job(
-        args.data, args.model, config, ranks=RANKS, steps=args.steps, arguments=[f"--seed={seed}"]
-    ).wait()  # fmt: skip
+    job = Job(args.data, args.model, config, ranks=RANKS, steps=args.steps, arguments=[f"--seed={seed}"])
+    lines, _ = job.wait()
     print(f"{execution}, seed {seed}: {lines[0]['loss']:.3f} to {lines[-1]['loss']:.3f}", flush=True)
     return [line["loss"] for line in lines]
 

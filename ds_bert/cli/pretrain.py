@@ -3,17 +3,12 @@
 import argparse
 
 from ds_bert.cluster.device import choose_device
-from ds_bert.training.options import add_pretrain_arguments, positive_int
+from ds_bert.training.options import add_num_procs, add_pretrain_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pretrain_arguments(parser)
-    parser.add_argument(
-        "--num-procs",
-        type=positive_int,
-        metavar="N",
-        help="ranks (default: one for each GPU, without a GPU one)",
-    )
+    add_num_procs(parser)
 
 
 def run(args: argparse.Namespace) -> int:

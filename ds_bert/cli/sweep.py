@@ -5,16 +5,14 @@ from pathlib import Path
 
 from ds_bert.cluster.device import choose_device
 from ds_bert.errors import UsageError
-from ds_bert.training.options import not_negative_int, positive_float, positive_int
+from ds_bert.training.options import add_num_procs, add_training_arguments, positive_float, positive_int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", required=True, metavar="DIR", help="prepared data (from `ds-bert prepare`)")
+    add_training_arguments(parser)
     parser.add_argument(
         "--output", required=True, metavar="DIR", help="sweep folder: trials.csv, best_config.json, ..."
     )
-    parser.add_argument("--deepspeed_config", required=True, metavar="FILE", help="what all trials have in common")
-    parser.add_argument("--model", required=True, metavar="NAME", help="as for pretrain")
     parser.add_argument(
         "--param",
         required=True,
@@ -43,14 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="none",
         help="ends trials early that do badly (default: none)",
     )
-    parser.add_argument("--num-procs", type=positive_int, metavar="N", help="ranks of a trial (default: as pretrain)")
+    add_num_procs(parser)
     parser.add_argument("--resume", action="store_true", help="go on with the sweep in --output")
-    parser.add_argument("--from-config", action="store_true", help="as for pretrain")
-    parser.add_argument(
-        "--seed", type=not_negative_int, default=0, help="of every trial and of the search (default: 0)"
-    )
-    parser.add_argument("--num-workers", type=not_negative_int, default=0, metavar="N", help="as for pretrain")
-    parser.add_argument("--trust-remote-code", action="store_true", help="as for pretrain")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import IO
 
 import psutil
 
@@ -28,10 +29,7 @@ def launch(module: str, arguments: list[str], num_procs: int) -> int:
     Returns:
         the launcher's exit code: that of the first rank that failed, or 0.
     """
-    command = [*launcher_command(num_procs), "--module", module, *arguments]
-    # In a session of its own: a Ctrl-C at the terminal then reaches this process alone, which passes it on below. The
-    # launcher's outer process would die of it and leave the ranks behind.
-    process = subprocess.Popen(command, start_new_session=True)
+    process = start(module, arguments, num_procs)
     received: list[int] = []
 
     def stop(signum: int, frame) -> None:
@@ -48,6 +46,19 @@ def launch(module: str, arguments: list[str], num_procs: int) -> int:
         print(f"stopped by {signal.Signals(received[0]).name}", file=sys.stderr)
         return 128 + received[0]
     return code if code >= 0 else 128 - code
+
+
+def start(module: str, arguments: list[str], num_procs: int, output: IO | None = None) -> subprocess.Popen:
+    """Start the deepspeed launcher on a module; `terminate` ends it.
+
+    Args:
+        module, arguments, num_procs: see `launch`.
+        output: file for what the ranks print; None for this process's own streams.
+    """
+    command = [*launcher_command(num_procs), "--module", module, *arguments]
+    # In a session of its own: a Ctrl-C at the terminal then reaches this process alone, which passes it on. The
+    # launcher's outer process would die of it and leave the ranks behind.
+    return subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
 
 
 def terminate(launcher: subprocess.Popen) -> None:

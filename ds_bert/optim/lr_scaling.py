@@ -9,10 +9,10 @@ smaller than 1,
 
 import math
 
-from ds_bert.config import LrScalingConfig
+from ds_bert.config import SECTION, LrScalingConfig
 from ds_bert.errors import UserError
 
-KEY = "ds_bert.lr_scaling"
+KEY = f"{SECTION}.lr_scaling"
 
 # DeepSpeed's and torch's defaults, where the configuration names none.
 ADAM_DEFAULTS = {"betas": (0.9, 0.999), "eps": 1e-8}
@@ -78,7 +78,7 @@ def _scale_warm_up(config: dict, scaling: LrScalingConfig, batch_size: int) -> s
     scheduler = config.get("scheduler") or {}
     places = [
         (scheduler.get("params", {}), WARMUP_KEYS.get(scheduler.get("type"), "")),
-        (config.get("ds_bert", {}).get("schedule") or {}, "warmup_steps"),
+        (config.get(SECTION, {}).get("schedule") or {}, "warmup_steps"),
     ]
     for place, key in places:
         steps = place.get(key)
@@ -89,11 +89,8 @@ def _scale_warm_up(config: dict, scaling: LrScalingConfig, batch_size: int) -> s
 
 
 def _scale_adam(optimizer: dict, times: float) -> str:
-    betas, eps = (optimizer.get(key, default) for key, default in ADAM_DEFAULTS.items())
-    betas, eps = (
-        (ADAM_DEFAULTS["betas"] if betas == "auto" else betas),
-        (ADAM_DEFAULTS["eps"] if eps == "auto" else eps),
-    )
+    given = {key: value for key, value in optimizer.items() if value != "auto"}
+    betas, eps = (given.get(key, default) for key, default in ADAM_DEFAULTS.items())
     scaled = [1 - times * (1 - beta) for beta in betas]
     if min(scaled) < 0:
         largest = 1 / (1 - min(betas))

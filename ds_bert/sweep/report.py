@@ -21,7 +21,7 @@ FACTS = (
 )  # fmt: skip
 
 
-def write_report(folder: Path, trials: list[FrozenTrial], base: dict) -> None:
+def write_report(folder: Path, trials: list[FrozenTrial]) -> None:
     """Write the results of the trials that have ended."""
     ended = [trial for trial in trials if trial.state in STATES]
     paths = sorted({path for trial in ended for path in trial.params})

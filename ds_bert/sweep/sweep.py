@@ -1,7 +1,6 @@
 """A sweep: trials of a configuration, kept in an Optuna study that a killed sweep goes on with."""
 
 import argparse
-import hashlib
 import json
 import tempfile
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from tqdm import tqdm
 from ds_bert.config import MAX_INT, SECTION, read_json
 from ds_bert.data.prepared import PreparedData
 from ds_bert.errors import UserError
+from ds_bert.identity import describe_changes, fingerprint
 from ds_bert.resolution import resolve, resolve_batch_sizes
 from ds_bert.sweep.report import write_report
 from ds_bert.sweep.space import Parameter, combinations
@@ -92,7 +92,7 @@ class Sweep:
         done = sum(trial.state.is_finished() for trial in self.study.trials)
         for _ in tqdm(range(done, self.num_trials), initial=done, total=self.num_trials, desc="sweep", unit="trial"):
             self._run_one(self._next_trial())
-            write_report(self.folder, self.study.trials, self.base)
+            write_report(self.folder, self.study.trials)
         failed = [trial for trial in self.study.trials if trial.state == TrialState.FAIL]
         if len(failed) == len(self.study.trials):
             log = self._trial_folder(failed[0].number) / "log.txt"
@@ -243,20 +243,15 @@ class Sweep:
         if theirs is None and not study.trials:
             study.set_user_attr(IDENTITY, mine)
         elif theirs != mine:
-            differing = [key for key in mine if (theirs or {}).get(key) != mine[key]]
-            changes = "; ".join(f"{key}: {(theirs or {}).get(key)!r} there, {mine[key]!r} now" for key in differing)
+            changes = describe_changes(theirs or {}, mine)
             raise UserError(f"{path} was made by another sweep: {changes}; name another folder")
         return study
 
     def _identity(self) -> dict:
         """What makes this sweep this sweep."""
-
-        def digest(values: dict) -> str:
-            return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
-
         return {
-            "data": digest(PreparedData(self.options.data).manifest),
-            "--deepspeed_config": digest(self.base),
+            "data": fingerprint(PreparedData(self.options.data).manifest),
+            "--deepspeed_config": fingerprint(self.base),
             "--model": self.options.model,
             "--seed": self.options.seed,
             "--param": [f"{parameter.path}={parameter.spec}" for parameter in self.settings.parameters],

@@ -3,10 +3,8 @@
 import argparse
 import contextlib
 import json
-import math
 import shutil
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from ds_bert.cluster.ranks import forwarded, launcher_command, terminate
+from ds_bert.cluster.ranks import forwarded, start, terminate
 from ds_bert.errors import last_line
+from ds_bert.training.checkpoint import list_checkpoints
 from ds_bert.training.metrics import read_metrics
 from ds_bert.training.options import add_pretrain_arguments
 
@@ -78,30 +77,30 @@ def run_trial(
     config_path, run_folder, log_path = folder / "ds_config.json", folder / "run", folder / "log.txt"
     config_path.write_text(json.dumps(config, indent=2))
     options = argparse.Namespace(**{**vars(options), "output": str(run_folder), "deepspeed_config": str(config_path)})
-    command = [*launcher_command(num_procs), "--module", PRETRAIN, *forwarded(options, add_pretrain_arguments)]
     started, pruned = time.perf_counter(), False
     with log_path.open("w") as log:
-        # In a session of its own: a Ctrl-C reaches the sweep alone, which passes it on.
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        process = start(PRETRAIN, forwarded(options, add_pretrain_arguments), num_procs, output=log)
     try:
         while process.poll() is None:
             time.sleep(POLL_S)
-            if not pruned and should_stop(_losses(run_folder)):
+            if not pruned and should_stop(_losses(read_metrics(run_folder))):
                 pruned = True
                 terminate(process)
     finally:
         if process.poll() is None:
             terminate(process)
             process.wait()
-    text = log_path.read_text(errors="replace")
-    losses, problem, lines = _losses(run_folder), None, read_metrics(run_folder)
+    text, lines, problem = log_path.read_text(errors="replace"), read_metrics(run_folder), None
+    losses = _losses(lines)
     evaluations = [line["eval_loss"] for line in lines if "eval_loss" in line]
     times = [line["step_s"] for line in lines if "step_s" in line]
     if process.returncode and not pruned:
         problem = _problem(text, process.returncode)
-    elif not pruned and (not losses or None in losses[-1:] or not _finite(evaluations[-1:])):
+    elif not pruned and (not losses or None in [*losses[-1:], *evaluations[-1:]]):  # null for what is not finite
         problem = "diverged: the loss is not finite"
-    _delete_checkpoints(run_folder)
+    # A trial is judged by its metrics; weights and optimizer of each would fill a disk.
+    for checkpoint in list_checkpoints(run_folder):
+        shutil.rmtree(checkpoint.folder, ignore_errors=True)
     return Outcome(
         losses=losses,
         eval_loss=evaluations[-1] if evaluations and not problem else None,
@@ -121,21 +120,11 @@ def _end_orphans(folder: Path) -> None:
                 process.kill()
 
 
-def _losses(run_folder: Path) -> list[float | None]:
-    return [line["loss"] for line in read_metrics(run_folder) if "loss" in line]
-
-
-def _finite(values: list[float | None]) -> bool:
-    return all(value is not None and math.isfinite(value) for value in values)
+def _losses(lines: list[dict]) -> list[float | None]:
+    return [line["loss"] for line in lines if "loss" in line]
 
 
 def _problem(log: str, code: int) -> str:
     """The one line that says why a run failed."""
     errors = [line for line in log.splitlines() if "error: " in line]
     return errors[0].partition("error: ")[2] if errors else f"exit code {code}: {last_line(log)}"
-
-
-def _delete_checkpoints(run_folder: Path) -> None:
-    # A trial is judged by its metrics; weights and optimizer of each would fill a disk.
-    for folder in run_folder.glob("global_step*"):
-        shutil.rmtree(folder, ignore_errors=True)

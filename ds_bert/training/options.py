@@ -33,9 +33,9 @@ def positive_float(text: str) -> float:
     return value
 
 
-def add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
+def add_training_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of every command that trains."""
     parser.add_argument("--data", required=True, metavar="DIR", help="prepared data (from `ds-bert prepare`)")
-    parser.add_argument("--output", required=True, metavar="DIR", help="run folder: checkpoints, metrics, loss.png")
     parser.add_argument(
         "--deepspeed_config",
         required=True,
@@ -53,6 +53,36 @@ def add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="take only the architecture of --model; its weights start fresh",
     )
+    parser.add_argument(
+        "--seed", type=not_negative_int, default=0, help="of weights, order, masks and dropout (default: 0)"
+    )
+    parser.add_argument(
+        "--num-workers",
+        type=not_negative_int,
+        default=0,
+        metavar="N",
+        help="processes a rank that mask ahead (default: 0, none)",
+    )
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run code that comes with a model or tokenizer folder",
+    )
+
+
+def add_num_procs(parser: argparse.ArgumentParser) -> None:
+    """The ranks of a training on this machine."""
+    parser.add_argument(
+        "--num-procs",
+        type=positive_int,
+        metavar="N",
+        help="ranks (default: one for each GPU, without a GPU one)",
+    )
+
+
+def add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
+    add_training_arguments(parser)
+    parser.add_argument("--output", required=True, metavar="DIR", help="run folder: checkpoints, metrics, loss.png")
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--max-steps", type=positive_int, metavar="N", help="optimizer steps of the whole run")
     length.add_argument("--epochs", type=positive_int, metavar="N", help="passes over the data of the whole run")
@@ -73,18 +103,3 @@ def add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
         "refuse to, or go on from this one"
     )  # fmt: skip
     parser.add_argument("--keep-last", type=positive_int, metavar="N", help="delete all but the N newest checkpoints")
-    parser.add_argument(
-        "--seed", type=not_negative_int, default=0, help="of weights, order, masks and dropout (default: 0)"
-    )
-    parser.add_argument(
-        "--num-workers",
-        type=not_negative_int,
-        default=0,
-        metavar="N",
-        help="processes a rank that mask ahead (default: 0, none)",
-    )
-    parser.add_argument(
-        "--trust-remote-code",
-        action="store_true",
-        help="run code that comes with a model or tokenizer folder",
-    )

@@ -16,6 +16,7 @@ from ds_bert.cluster.ranks import run_rank
 from ds_bert.data.collator import Collator
 from ds_bert.engine import TRACE_FOLDER, initialize
 from ds_bert.errors import UserError
+from ds_bert.identity import differing_keys
 from ds_bert.modeling import (
     MaskedPositionHead,
     build_model,
@@ -88,7 +89,7 @@ def _check_ranks_agree(setup: RunSetup) -> None:
     """Raise a `UserError` on all ranks if any has another run in mind than rank 0. A collective call."""
     first, *others = gather(setup.identity())
     for rank, other in enumerate(others, start=1):
-        differing = [key for key in {**first, **other} if first.get(key) != other.get(key)]
+        differing = differing_keys(first, other)
         if differing:
             key = differing[0]
             raise UserError(

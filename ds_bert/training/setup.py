@@ -1,7 +1,6 @@
 """Everything about a run that is known, and checked, before its ranks start."""
 
 import argparse
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from ds_bert import config as configuration
 from ds_bert import resolution
 from ds_bert.data.prepared import PreparedData
 from ds_bert.errors import UserError
+from ds_bert.identity import describe_changes, differing_keys, fingerprint
 from ds_bert.modeling import check_tokenizer_and_lengths, has_weights, load_config
 from ds_bert.reduction.configuration import resolve_bucket_clipping
 from ds_bert.sampling import LengthBalancedBatchSampler
@@ -68,7 +68,7 @@ class RunSetup:
         decisive = {key: _look_up(self.ds_config, key) for key in DECISIVE_KEYS}
         decisive["ds_bert"] = self.section.model_dump(exclude=UNDECISIVE)
         facts = {
-            "data": hashlib.sha256(json.dumps(self.data.manifest, sort_keys=True).encode()).hexdigest()[:16],
+            "data": fingerprint(self.data.manifest),
             "seed": self.args.seed,
             "weights from": self.args.model if self.continues_weights else "fresh",
             "model": json.loads(self.model_config.to_json_string(use_diff=True)),
@@ -230,13 +230,12 @@ def check_run_folder(setup: RunSetup) -> None:
     except ValueError:
         raise UserError(f"{run_file} is damaged; restore it, or start again in another --output folder") from None
     mine = setup.identity()
-    differing = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
+    differing = differing_keys(theirs, mine)
     if differing:
-        changes = "; ".join(f"{key}: {theirs.get(key)!r} there, {mine.get(key)!r} now" for key in differing)
         advice = "name another folder"
         for length in set(SCHEDULE_LENGTHS) & set(differing):
             advice = f'keep --max-steps or --epochs, from which an "auto" {length} follows, or {advice}'
-        raise UserError(f"--output {folder} holds another run: {changes}; {advice}")
+        raise UserError(f"--output {folder} holds another run: {describe_changes(theirs, mine)}; {advice}")
 
 
 def write_run_file(setup: RunSetup) -> None:

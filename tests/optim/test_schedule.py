@@ -1,4 +1,4 @@
-"""The polynomial schedule against values computed by hand, and inside an engine."""
+"""The polynomial schedule against values computed by hand, on an optimizer, and what cannot be one."""
 
 import re
 
