@@ -1,0 +1,130 @@
+"""A job from the side of the process that starts it: its launcher, its end, and what to tell the user."""
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from typing import IO
+
+import psutil
+
+from ds_bert.cluster.link import Link, LostError, connect
+from ds_bert.cluster.verdict import LOST, Failure, Verdict
+
+# How long a launcher may take to notice that its ranks have ended. One whose host has vanished never does.
+LAUNCHER_GRACE_S = 5.0
+POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class HubAddress:
+    """Where a job's hub listens, and what it wants to hear."""
+
+    host: str
+    port: int
+    job: str
+    timeout_s: float
+
+
+class Job:
+    """A running job.
+
+    Args:
+        commands: of its launcher; several where it is one process for each host.
+        hub: of the job.
+        output: file for what the ranks print; None for this process's own streams.
+    """
+
+    def __init__(self, commands: list[list[str]], hub: HubAddress, output: IO | None = None) -> None:
+        self.verdict: Verdict | None = None
+        """How it ended, as soon as that is known; None to the end if its ranks never came up."""
+        self._hub = hub
+        self._link: Link | None = None
+        # In a session of its own: a Ctrl-C at the terminal reaches this process alone, which passes it on.
+        self._processes = [
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+            for command in commands
+        ]
+        self._loop = asyncio.new_event_loop()
+        self._observing = threading.Thread(target=self._loop.run_until_complete, args=(self._observe(),), daemon=True)
+        self._observing.start()
+
+    async def _observe(self) -> None:
+        hello = {"job": self._hub.job, "rank": None, "host": socket.gethostname()}
+        while self._link is None:
+            try:
+                self._link = await connect(self._hub.host, self._hub.port, hello, self._hub.timeout_s)
+            except LostError:
+                # The ranks may still be starting: other hosts can be slow. The hub itself limits how long they may.
+                if self._ended():
+                    return
+        try:
+            while self.verdict is None:
+                message = await self._link.receive()
+                if "verdict" in message:
+                    self.verdict = Verdict.from_message(message)
+        except LostError as error:
+            self.verdict = Verdict(Failure(LOST, 0, self._hub.host, str(error)))
+        await self._link.close()
+
+    def _ended(self) -> bool:
+        return all(process.poll() is not None for process in self._processes)
+
+    def poll(self) -> int | None:
+        """The exit code, None while it runs."""
+        if not self._ended():
+            return None
+        self._observing.join(timeout=LAUNCHER_GRACE_S)
+        codes = [process.returncode for process in self._processes]
+        first = next((code for code in codes if code), 0)
+        return first if first >= 0 else 128 - first
+
+    def wait(self) -> int:
+        """Wait until it has ended, and return the exit code."""
+        decided_at = None
+        while (code := self.poll()) is None:
+            decided_at = decided_at or (time.monotonic() if self.verdict else None)
+            if decided_at and time.monotonic() - decided_at > LAUNCHER_GRACE_S:
+                self._end_launcher()
+            time.sleep(POLL_S)
+        if self.verdict and self.verdict.failure:
+            return self.verdict.failure.exit_code
+        return code
+
+    def stop(self, signal_name: str) -> None:
+        """Ask the ranks to save and end; before they are up, end the launcher."""
+        self._send({"stop": signal_name})
+
+    def kill(self, signal_name: str) -> None:
+        """End the ranks now."""
+        self._send({"kill": signal_name})
+
+    def _send(self, message: dict) -> None:
+        link = self._link
+        if link is None:
+            self._end_launcher()
+        else:
+            self._loop.call_soon_threadsafe(link.send, message)
+
+    def _end_launcher(self) -> None:
+        """End the launcher's processes on this machine, the ranks' among them."""
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error):
+                launcher = psutil.Process(process.pid)
+                parts = [*launcher.children(recursive=True), launcher]
+                for part in parts:
+                    with contextlib.suppress(psutil.Error):
+                        part.terminate()
+                for part in psutil.wait_procs(parts, timeout=LAUNCHER_GRACE_S)[1]:
+                    with contextlib.suppress(psutil.Error):
+                        part.kill()
+
+
+def free_port() -> int:
+    """A TCP port that nothing on this host listens at."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return listener.getsockname()[1]

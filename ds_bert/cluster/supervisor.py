@@ -1,0 +1,250 @@
+"""One process beside each rank that ends it when the job has failed anywhere, and says why it ended.
+
+A rank cannot do that itself: it may be stopped, out of memory, or deep in a collective that nobody else will join. Its
+supervisor is its parent, imports no torch, and is connected to the hub beside rank 0 (see `hub`).
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+
+import psutil
+
+from ds_bert.cluster.hub import Hub, announce
+from ds_bert.cluster.interface import interface_environment
+from ds_bert.cluster.link import Link, LostError, connect
+from ds_bert.cluster.place import Place, find_place
+from ds_bert.cluster.supervised import REPORT_FD, STARTED_BY, STOPPED_TIMEOUT
+from ds_bert.cluster.verdict import FAILED, LOST, Failure, Verdict
+from ds_bert.errors import UserError
+
+DEFAULT_TIMEOUT_S = 60.0
+
+# From the wish to stop until a rank that has not saved is ended: within the 30 s that Slurm gives.
+STOP_GRACE_S = 25.0
+POLL_S = 1.0
+
+JOB, HUB_PORT, COMMAND = "DS_BERT_JOB", "DS_BERT_HUB_PORT", "DS_BERT_COMMAND"
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all supervisors of a job agree about, from environment variables."""
+
+    job: str
+    hub_port: int
+    timeout_s: float
+    command: str
+    """As messages to the user name it."""
+    has_starter: bool
+    """Whether a process of ours started the job and follows it."""
+
+    @staticmethod
+    def from_environment(place: Place) -> "Settings":
+        env = os.environ
+        return Settings(
+            env.get(JOB, f"port {place.master_port}"),
+            int(env.get(HUB_PORT, place.master_port + 1)),
+            float(env.get(STOPPED_TIMEOUT, DEFAULT_TIMEOUT_S)),
+            env.get(COMMAND, "ds-bert"),
+            has_starter=JOB in env,
+        )
+
+
+def supervise_rank(module: str, arguments: list[str]) -> int:
+    """Run a module as this process's rank of the job, supervised.
+
+    Args:
+        module: run as `python -m MODULE` in a process of its own.
+        arguments: of the module.
+
+    Returns:
+        the exit code of the job, the same on all ranks that can still be reached: 0 if all came to their end.
+
+    Raises:
+        UserError: this is no rank that could run.
+    """
+    place = find_place()
+    return asyncio.run(Supervisor(place, Settings.from_environment(place)).run(module, arguments))
+
+
+class Supervisor:
+    """Of one rank.
+
+    Args:
+        place: of the rank.
+        settings: of the job.
+    """
+
+    def __init__(self, place: Place, settings: Settings) -> None:
+        self.place, self.settings = place, settings
+        self.host = socket.gethostname()
+        self._link: Link | None = None
+        self._unsent: list[dict] = []
+        self._stopping = False
+        self._parent = os.getppid()
+
+    async def run(self, module: str, arguments: list[str]) -> int:
+        """Run the rank to the end of the job."""
+        environment = self._environment()
+        self._verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        hub = await self._serve_hub() if self.place.rank == 0 else None
+        for signum in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(signum, self._ask_to_stop, signum.name)
+        report, report_end = os.pipe()
+        environment[REPORT_FD] = str(report_end)
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-u", "-m", module, *arguments, env=environment, pass_fds=(report_end,)
+        )
+        os.close(report_end)
+        watching = [
+            asyncio.create_task(task)
+            for task in (self._listen(), self._wait_for_rank(report), self._watch_for_stopped(), self._watch_parent())
+        ]
+        verdict = await self._verdict
+        self._kill_rank()
+        await self._process.wait()
+        if hub:
+            self._say(verdict, has_starter=hub.has_starter)
+            await hub.close()
+        for task in watching:
+            task.cancel()
+        if verdict.failure:
+            return verdict.failure.exit_code
+        return 128 + signal.Signals[verdict.stopped_by] if verdict.stopped_by else 0
+
+    def _environment(self) -> dict[str, str]:
+        place = self.place
+        one_host = place.local_size >= place.world_size
+        if place.master_addr.startswith("127.") and not one_host:
+            raise UserError(
+                f"MASTER_ADDR is {place.master_addr}, but the {place.world_size} ranks are on several hosts; give the "
+                "address by which the other hosts reach rank 0's"
+            )
+        interfaces = interface_environment(place.master_addr, one_host=one_host, env=os.environ)
+        ours = {STOPPED_TIMEOUT: str(self.settings.timeout_s), STARTED_BY: place.started_by}
+        return {**os.environ, **place.environment(), **interfaces, **ours}
+
+    async def _serve_hub(self) -> Hub:
+        settings = self.settings
+        hub = Hub(self.place.world_size, settings.job, settings.timeout_s, wait_for_starter=settings.has_starter)
+        try:
+            await hub.serve(self.settings.hub_port)
+        except OSError as error:
+            reason = error.strerror or error
+            raise UserError(
+                f"port {self.settings.hub_port} of {self.host} cannot be used ({reason}); end what uses it, or name "
+                f"another with {HUB_PORT}"
+            ) from None
+        return hub
+
+    async def _listen(self) -> None:
+        """Be connected to the hub, and do what it says."""
+        place, hello = self.place, {"job": self.settings.job, "rank": self.place.rank, "host": self.host}
+        address = "127.0.0.1" if place.rank == 0 else place.master_addr
+        try:
+            self._link = await connect(address, self.settings.hub_port, hello, self.settings.timeout_s)
+            for message in self._unsent:
+                self._link.send(message)
+            while True:
+                message = await self._link.receive()
+                if "verdict" in message:
+                    self._decide(Verdict.from_message(message))
+                elif "stop" in message:
+                    self._stop_rank(message["stop"])
+        except LostError as error:
+            verdict = Verdict(
+                Failure(LOST, 0, place.master_addr, f"{error}, seen from rank {place.rank} on {self.host}")
+            )
+            if not self._verdict.done():
+                self._say(verdict, has_starter=False)
+            self._decide(verdict)
+
+    def _decide(self, verdict: Verdict) -> None:
+        if not self._verdict.done():
+            self._verdict.set_result(verdict)
+
+    def _say(self, verdict: Verdict, *, has_starter: bool) -> None:
+        """Print the failure's traceback, and how the job ended unless the process that started it does."""
+        if verdict.failure and verdict.failure.traceback:
+            print(verdict.failure.traceback, end="", file=sys.stderr, flush=True)
+        if not has_starter:
+            announce(verdict, self.settings.command)
+
+    def _send(self, message: dict) -> None:
+        if self._link is None:
+            self._unsent.append(message)
+        else:
+            self._link.send(message)
+
+    def _fail(self, kind: str, reason: str, **more) -> None:
+        failure = Failure(kind, self.place.rank, self.host, reason, **more)
+        self._send({"failed": dataclasses.asdict(failure)})
+
+    def _ask_to_stop(self, signal_name: str) -> None:
+        self._send({"stop": signal_name})
+
+    def _stop_rank(self, signal_name: str) -> None:
+        if not self._stopping:
+            self._stopping = True
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            asyncio.get_running_loop().call_later(STOP_GRACE_S, self._send, {"kill": signal_name})
+
+    async def _wait_for_rank(self, report: int) -> None:
+        """Tell the hub how the rank ended."""
+        code = await self._process.wait()
+        with open(report, "rb") as file:
+            told = file.read()
+        if code == 0 or self._stopping:
+            self._send({"done": True})
+        elif told:
+            self._fail(**json.loads(told))
+        else:
+            self._fail(FAILED, _describe_exit(code), exit_code=code if code > 0 else 128 - code)
+
+    async def _watch_for_stopped(self) -> None:
+        """Notice a rank that is stopped (SIGSTOP, a debugger) for too long."""
+        stopped_since = None
+        with contextlib.suppress(psutil.Error):
+            rank = psutil.Process(self._process.pid)
+            while True:
+                now = time.monotonic()
+                stopped = rank.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+                stopped_since = (stopped_since or now) if stopped else None
+                if stopped_since and now - stopped_since > self.settings.timeout_s:
+                    self._fail(
+                        FAILED, f"its process {rank.pid} was stopped (SIGSTOP) for {self.settings.timeout_s:g} s"
+                    )
+                    return
+                await asyncio.sleep(POLL_S)
+
+    async def _watch_parent(self) -> None:
+        """Notice that the launcher on this host has ended without ending its ranks."""
+        while os.getppid() == self._parent:
+            await asyncio.sleep(POLL_S)
+        self._fail(FAILED, f"the launcher's process {self._parent} on its host has ended")
+
+    def _kill_rank(self) -> None:
+        """End the rank with what it started."""
+        with contextlib.suppress(psutil.Error):
+            rank = psutil.Process(self._process.pid)
+            for process in [*rank.children(recursive=True), rank]:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+
+
+def _describe_exit(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}; what it printed is above"
+    name = signal.Signals(-code).name
+    memory = " (out of memory? `dmesg` on that host tells)" if -code == signal.SIGKILL else ""
+    return f"its process was ended by {name}{memory}"
