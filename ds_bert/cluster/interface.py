@@ -18,6 +18,13 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 BRIDGES = ("docker", "br-", "virbr", "veth", "cni", "flannel", "lxc", "podman")
 
 
+def free_port() -> int:
+    """A TCP port that nothing on this host listens at."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return listener.getsockname()[1]
+
+
 def is_loopback(address: str) -> bool:
     """Whether an address or a name means this host only to itself."""
     try:

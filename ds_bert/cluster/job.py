@@ -121,10 +121,3 @@ class Job:
                 for part in psutil.wait_procs(parts, timeout=LAUNCHER_GRACE_S)[1]:
                     with contextlib.suppress(psutil.Error):
                         part.kill()
-
-
-def free_port() -> int:
-    """A TCP port that nothing on this host listens at."""
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return listener.getsockname()[1]

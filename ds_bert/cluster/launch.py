@@ -17,11 +17,13 @@ from typing import IO
 
 from ds_bert.cluster.hostfile import Host
 from ds_bert.cluster.hub import announce
-from ds_bert.cluster.job import HubAddress, Job, free_port
+from ds_bert.cluster.interface import free_port
+from ds_bert.cluster.job import HubAddress, Job
+from ds_bert.cluster.ranks import ending_signals_to
 from ds_bert.cluster.remote import is_this_host, master_address, remote_python, ssh_command
 from ds_bert.cluster.supervised import STOPPED_TIMEOUT
 from ds_bert.cluster.supervisor import COMMAND, DEFAULT_TIMEOUT_S, HUB_PORT, JOB
-from ds_bert.cluster.verdict import USER_ERROR
+from ds_bert.cluster.verdict import USER_ERROR, Verdict
 from ds_bert.cluster.worker import Task
 from ds_bert.errors import UserError
 
@@ -93,16 +95,11 @@ def _launch_once(
             (job.kill if received else job.stop)(name)
             received.append(signum)
 
-        handlers = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        try:
+        with ending_signals_to(stop):
             code = job.wait()
-        finally:
-            for signum, handler in handlers.items():
-                signal.signal(signum, handler)
     verdict = job.verdict
     if received:
-        name = signal.Signals(received[0]).name
-        print(f"{command}: stopped by {name}", file=sys.stderr)
+        announce(Verdict(stopped_by=signal.Signals(received[0]).name), command)
         return 128 + received[0], False
     if verdict is None:
         if code:

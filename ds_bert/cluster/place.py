@@ -163,14 +163,12 @@ def _ask_rank_0_over_mpi(launcher: str) -> tuple[str, int]:
         raise UserError(
             f"{launcher}: mpi4py is needed to find rank 0 ({error}); install it, or set MASTER_ADDR and MASTER_PORT"
         ) from None
-    from ds_bert.cluster.interface import address_of_this_host
+    from ds_bert.cluster.interface import address_of_this_host, free_port
 
     comm = MPI.COMM_WORLD
     hosts = comm.allgather(socket.gethostname())
     answer = None
     if comm.Get_rank() == 0:
         here = len(set(hosts)) == 1
-        with socket.socket() as listener:
-            listener.bind(("", 0))
-            answer = ("127.0.0.1" if here else address_of_this_host(), listener.getsockname()[1])
+        answer = ("127.0.0.1" if here else address_of_this_host(), free_port())
     return comm.bcast(answer, root=0)

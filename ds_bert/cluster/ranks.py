@@ -5,14 +5,15 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import IO
 
 import psutil
 
+from ds_bert.cluster.interface import free_port
 from ds_bert.errors import UserError
 
 LAUNCHER_LOG_LEVEL = "error"
@@ -36,16 +37,23 @@ def launch(module: str, arguments: list[str], num_procs: int) -> int:
         received.append(signum)
         terminate(process)
 
-    handlers = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
+    with ending_signals_to(stop):
         code = process.wait()
-    finally:
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
     if received:
         print(f"stopped by {signal.Signals(received[0]).name}", file=sys.stderr)
         return 128 + received[0]
     return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def ending_signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """While the signals that ask a command to end go to a handler."""
+    former = {signum: signal.signal(signum, handler) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for signum, previous in former.items():
+            signal.signal(signum, previous)
 
 
 def start(module: str, arguments: list[str], num_procs: int, output: IO | None = None) -> subprocess.Popen:
@@ -99,14 +107,8 @@ def forwarded(args: argparse.Namespace, add_arguments: Callable[[argparse.Argume
 
 def launcher_command(num_procs: int) -> list[str]:
     """The deepspeed launcher for so many ranks on this machine; a script or `--module NAME` follows."""
-    options = [f"--num_gpus={num_procs}", f"--master_port={_free_port()}", f"--log_level={LAUNCHER_LOG_LEVEL}"]
+    options = [f"--num_gpus={num_procs}", f"--master_port={free_port()}", f"--log_level={LAUNCHER_LOG_LEVEL}"]
     return [sys.executable, "-m", "deepspeed.launcher.runner", *options]
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def run_rank(name: str, work: Callable[[int], None]) -> int:

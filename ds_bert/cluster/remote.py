@@ -1,6 +1,5 @@
 """Commands on other hosts over ssh, and how those hosts reach each other."""
 
-import functools
 import ipaddress
 import json
 import os
@@ -106,7 +105,7 @@ def master_address(hosts: list[Host]) -> str:
     names = [host.name for host in hosts]
     if len(names) == 1:
         return "127.0.0.1"
-    first, second, *_ = on_all(names, functools.partial(_ask))
+    first, second, *_ = on_all(names, _ask)
     if (
         first["reached_at"]
         and not ipaddress.ip_address(first["reached_at"]).is_loopback

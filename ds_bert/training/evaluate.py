@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from ds_bert.errors import UserError
-from ds_bert.training.options import positive_int
+from ds_bert.training.options import add_trust_remote_code, positive_int
 
 
 def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,11 +24,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="B",
         help="samples a rank at a time (default: 32)",
     )
-    parser.add_argument(
-        "--trust-remote-code",
-        action="store_true",
-        help="run code that comes with a model or tokenizer folder",
-    )
+    add_trust_remote_code(parser)
 
 
 def evaluate(args: argparse.Namespace) -> dict:

@@ -63,6 +63,10 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes a rank that mask ahead (default: 0, none)",
     )
+    add_trust_remote_code(parser)
+
+
+def add_trust_remote_code(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-remote-code",
         action="store_true",

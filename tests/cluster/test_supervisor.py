@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from ds_bert.cluster.job import free_port
+from ds_bert.cluster.interface import free_port
 from ds_bert.cluster.verdict import FAILED, FOLLOWED, LOST, USER_ERROR, Failure, first_failure
 
 TIMEOUT_S = 3
