@@ -8,7 +8,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ds_bert.cluster.ranks import launcher_command
+from ds_bert.cluster.interface import free_port
+from ds_bert.cluster.launch import launcher_command
 from ds_bert.data.pool import available_cores
 from ds_bert.modeling import PRESETS, architecture
 from ds_bert.training.metrics import read_metrics
@@ -53,7 +54,7 @@ class Job:
         if vocabulary and model in PRESETS:
             architecture(model, vocab_size=vocabulary).save_pretrained(folder / "model")
             model = folder / "model"
-        command = [*launcher_command(ranks), *program, *arguments]
+        command = [*launcher_command(free_port(), [f"--num_gpus={ranks}"]), *program, *arguments]
         command += ["--data", data, "--model", model, "--max-steps", steps, "--output", folder / "run"]
         command += ["--deepspeed_config", folder / "ds_config.json"]
         # As `ds-bert pretrain` shares the cores out; the Trainer alone would give each rank all of them.

@@ -96,7 +96,7 @@ def test_killed_and_resumed_through_the_launcher_it_gives_the_same_metrics(folde
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all_processes_without_a_traceback(folder, arguments, signum):
+def test_a_signal_saves_and_ends_all_processes_without_a_traceback(folder, arguments, signum):
     run = folder / f"stopped by {signum.name}"
     words = [10_000 if word == STEPS else word for word in arguments]
     process = start(*words, "--output", run)
@@ -106,7 +106,9 @@ def test_a_signal_ends_all_processes_without_a_traceback(folder, arguments, sign
     assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
     errors = process.stderr.read()
     assert "Traceback" not in errors
-    assert f"stopped by {signum.name}" in errors
+    assert errors.splitlines()[-1] == f"ds-bert pretrain: stopped by {signum.name}"
+    saved = re.search(r"stopped as asked, saved at step (\d+);", errors)[1]
+    assert (run / "latest").read_text() == f"global_step{saved}"
 
 
 def test_the_run_folder_holds_what_the_docs_say(folder, uninterrupted):

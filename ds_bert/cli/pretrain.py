@@ -1,22 +1,34 @@
-"""Pretrain a masked-language model on prepared data, on this machine's GPUs or cores."""
+"""Pretrain a masked-language model on prepared data: on this machine's GPUs or cores, or on the hosts of a hostfile."""
 
 import argparse
+import os
 
+from ds_bert.cli.machines import add_machines_arguments, add_max_restarts, find_machines
 from ds_bert.cluster.device import choose_device
-from ds_bert.training.options import add_num_procs, add_pretrain_arguments
+from ds_bert.cluster.place import started_as_rank
+from ds_bert.training.options import add_pretrain_arguments, forwarded
+
+MODULE = "ds_bert.training.pretrain"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pretrain_arguments(parser)
-    add_num_procs(parser)
+    add_machines_arguments(parser)
+    add_max_restarts(parser)
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
+    if started_as_rank():
+        from ds_bert.cluster.supervisor import COMMAND, supervise_rank
+
+        os.environ.setdefault(COMMAND, "ds-bert pretrain")
+        return supervise_rank(MODULE, forwarded(args, add_pretrain_arguments))
     choose_device()
-    from ds_bert.cluster.ranks import default_num_procs, forwarded, launch
+    from ds_bert.cluster.launch import launch
     from ds_bert.training.setup import set_up_run
 
-    num_procs = args.num_procs or default_num_procs()
+    machines = find_machines(args)
     # Found here, a mistake costs seconds and one line, not the start of all ranks.
-    set_up_run(args, num_procs)
-    return launch("ds_bert.training.pretrain", forwarded(args, add_pretrain_arguments), num_procs)
+    set_up_run(args, machines.world_size)
+    return launch("ds-bert pretrain", MODULE, forwarded(args, add_pretrain_arguments), machines, args.max_restarts)

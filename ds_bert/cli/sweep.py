@@ -3,9 +3,10 @@
 import argparse
 from pathlib import Path
 
+from ds_bert.cli.machines import add_machines_arguments, find_machines
 from ds_bert.cluster.device import choose_device
 from ds_bert.errors import UsageError
-from ds_bert.training.options import add_num_procs, add_training_arguments, positive_float, positive_int
+from ds_bert.training.options import add_training_arguments, positive_float, positive_int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,13 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="none",
         help="ends trials early that do badly (default: none)",
     )
-    add_num_procs(parser)
+    add_machines_arguments(parser)
     parser.add_argument("--resume", action="store_true", help="go on with the sweep in --output")
 
 
 def run(args: argparse.Namespace) -> int:
     choose_device()
-    from ds_bert.cluster.ranks import default_num_procs
     from ds_bert.sweep import Sweep, SweepSettings, parse_parameter
 
     parameters = tuple(parse_parameter(text) for text in args.param)
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         budget_samples=args.budget_samples,
         budget_minutes=args.budget_minutes,
         trials=args.trials,
-        num_procs=args.num_procs or default_num_procs(),
+        machines=find_machines(args),
         pruner=args.pruner,
     )
     folder = Path(args.output)

@@ -19,8 +19,8 @@ from ds_bert.cluster.hostfile import Host
 from ds_bert.cluster.hub import announce
 from ds_bert.cluster.interface import free_port
 from ds_bert.cluster.job import HubAddress, Job
-from ds_bert.cluster.ranks import ending_signals_to
 from ds_bert.cluster.remote import is_this_host, master_address, remote_python, ssh_command
+from ds_bert.cluster.signals import ending_signals_to
 from ds_bert.cluster.supervised import STOPPED_TIMEOUT
 from ds_bert.cluster.supervisor import COMMAND, DEFAULT_TIMEOUT_S, HUB_PORT, JOB
 from ds_bert.cluster.verdict import USER_ERROR, Verdict

@@ -21,6 +21,7 @@ from ds_bert.cluster.hub import Hub, announce
 from ds_bert.cluster.interface import interface_environment
 from ds_bert.cluster.link import Link, LostError, connect
 from ds_bert.cluster.place import Place, find_place
+from ds_bert.cluster.signals import ENDING
 from ds_bert.cluster.supervised import REPORT_FD, STARTED_BY, STOPPED_TIMEOUT
 from ds_bert.cluster.verdict import FAILED, LOST, Failure, Verdict
 from ds_bert.errors import UserError
@@ -32,7 +33,6 @@ STOP_GRACE_S = 25.0
 POLL_S = 1.0
 
 JOB, HUB_PORT, COMMAND = "DS_BERT_JOB", "DS_BERT_HUB_PORT", "DS_BERT_COMMAND"
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Supervisor:
         environment = self._environment()
         self._verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         hub = await self._serve_hub() if self.place.rank == 0 else None
-        for signum in SIGNALS:
+        for signum in ENDING:
             asyncio.get_running_loop().add_signal_handler(signum, self._ask_to_stop, signum.name)
         report, report_end = os.pipe()
         environment[REPORT_FD] = str(report_end)

@@ -11,6 +11,7 @@ import optuna
 from optuna.trial import Trial, TrialState
 from tqdm import tqdm
 
+from ds_bert.cluster.launch import Machines
 from ds_bert.config import MAX_INT, SECTION, read_json
 from ds_bert.data.prepared import PreparedData
 from ds_bert.errors import UserError
@@ -51,7 +52,8 @@ class SweepSettings:
     """Of training, without start and evaluation."""
     trials: int | None
     """None: every combination of the lists, once."""
-    num_procs: int
+    machines: Machines
+    """Where each trial runs."""
     pruner: str = "none"
 
 
@@ -120,11 +122,11 @@ class Sweep:
         """The configuration of a trial with these values, of a micro-batch of at most what fits into memory."""
         given = self.base.get(MICRO_BATCH)
         limit = fits or (given if isinstance(given, int) else None)
-        return trial_config(self.base, values, world_size=self.settings.num_procs, micro_batch_limit=limit)
+        return trial_config(self.base, values, world_size=self.settings.machines.world_size, micro_batch_limit=limit)
 
     def _steps(self, config: dict) -> int:
         """Optimizer steps that the budget allows; with one in minutes `_measure_speed` comes first."""
-        batch_size, *_ = resolve_batch_sizes(config, self.settings.num_procs)
+        batch_size, *_ = resolve_batch_sizes(config, self.settings.machines.world_size)
         if self.settings.budget_samples is None:
             seconds = self.study.user_attrs[STEP_SECONDS][self._speed_key(config)]
             return max(1, int(60 * self.settings.budget_minutes / seconds))
@@ -136,7 +138,7 @@ class Sweep:
         return steps
 
     def _speed_key(self, config: dict) -> str:
-        return " x ".join(map(str, resolve_batch_sizes(config, self.settings.num_procs)))
+        return " x ".join(map(str, resolve_batch_sizes(config, self.settings.machines.world_size)))
 
     def _measure_speed(self, config: dict) -> Outcome | None:
         """Time some steps at batch sizes that have not been timed; how that failed, if it did."""
@@ -147,7 +149,7 @@ class Sweep:
         # Without the schedule, whose warm-up may be longer.
         config = {name: value for name, value in config.items() if name != "scheduler"}
         ours = {name: value for name, value in config.get(SECTION, {}).items() if name != "schedule"}
-        outcome = run_trial(folder, options, {**config, SECTION: ours}, self.settings.num_procs, lambda losses: False)
+        outcome = run_trial(folder, options, {**config, SECTION: ours}, self.settings.machines, lambda losses: False)
         if outcome.step_seconds is None:
             return outcome
         self.study.set_user_attr(STEP_SECONDS, {**known, key: outcome.step_seconds})
@@ -168,11 +170,11 @@ class Sweep:
             return reported < REPORTS and trial.should_prune()
 
         options = self._options(steps)
-        return run_trial(self._trial_folder(trial.number), options, config, self.settings.num_procs, should_stop)
+        return run_trial(self._trial_folder(trial.number), options, config, self.settings.machines, should_stop)
 
     def _tell(self, trial: Trial, config: dict, outcome: Outcome) -> None:
-        resolved = resolve(config, world_size=self.settings.num_procs, total_steps=MAX_INT)
-        batch, micro, accumulation = resolve_batch_sizes(resolved, self.settings.num_procs)
+        resolved = resolve(config, world_size=self.settings.machines.world_size, total_steps=MAX_INT)
+        batch, micro, accumulation = resolve_batch_sizes(resolved, self.settings.machines.world_size)
         facts = {
             "learning_rate": resolved["optimizer"]["params"].get("lr"),
             "batch_size": batch,
@@ -206,7 +208,7 @@ class Sweep:
                 json.dump(config, file)
                 file.flush()
                 options = argparse.Namespace(**{**vars(self._options(steps)), "deepspeed_config": file.name})
-                set_up_run(options, self.settings.num_procs)
+                set_up_run(options, self.settings.machines.world_size)
             except UserError as error:
                 said = " ".join(f"{path}={value}" for path, value in values.items())
                 raise UserError(f"{said}: {str(error).removeprefix(f'{file.name}: ')}") from None
@@ -258,6 +260,6 @@ class Sweep:
             "--budget-samples": self.settings.budget_samples,
             "--budget-minutes": self.settings.budget_minutes,
             "--trials": self.settings.trials,
-            "--num-procs": self.settings.num_procs,
+            "--num-procs": self.settings.machines.world_size,
             "--pruner": self.settings.pruner,
         }

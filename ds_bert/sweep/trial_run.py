@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import shutil
+import signal
 import statistics
 import time
 from collections.abc import Callable
@@ -12,16 +13,17 @@ from pathlib import Path
 
 import psutil
 
-from ds_bert.cluster.ranks import forwarded, start, terminate
+from ds_bert.cluster.launch import Machines, start
+from ds_bert.cluster.verdict import Verdict
 from ds_bert.errors import last_line
 from ds_bert.training.checkpoint import list_checkpoints
 from ds_bert.training.metrics import read_metrics
-from ds_bert.training.options import add_pretrain_arguments
+from ds_bert.training.options import add_pretrain_arguments, forwarded
 
 PRETRAIN = "ds_bert.training.pretrain"
 POLL_S = 0.5
 OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError", "can't allocate memory", "MemoryError")
-KILLED = -9  # by the kernel, which on a CPU says no more
+KILLED = 128 + signal.SIGKILL  # by the kernel, which on a CPU says no more
 
 # The share of the budget whose last training losses are averaged.
 WINDOW = 0.1
@@ -60,7 +62,7 @@ def mean_of_last(losses: list[float | None], steps: int) -> float | None:
 
 
 def run_trial(
-    folder: Path, options: argparse.Namespace, config: dict, num_procs: int, should_stop: Callable[[list], bool]
+    folder: Path, options: argparse.Namespace, config: dict, machines: Machines, should_stop: Callable[[list], bool]
 ) -> Outcome:
     """Train in a new folder, to the end or until it should stop.
 
@@ -68,7 +70,7 @@ def run_trial(
         folder: of the trial: configuration, log, the run with its metrics; a former one is deleted.
         options: of `ds-bert pretrain`; its `output` and `deepspeed_config` are set here.
         config: the DeepSpeed configuration.
-        num_procs: ranks.
+        machines: where its ranks run.
         should_stop: called with the losses so far, as they come.
     """
     _end_orphans(folder)
@@ -78,24 +80,24 @@ def run_trial(
     config_path.write_text(json.dumps(config, indent=2))
     options = argparse.Namespace(**{**vars(options), "output": str(run_folder), "deepspeed_config": str(config_path)})
     started, pruned = time.perf_counter(), False
-    with log_path.open("w") as log:
-        process = start(PRETRAIN, forwarded(options, add_pretrain_arguments), num_procs, output=log)
-    try:
-        while process.poll() is None:
-            time.sleep(POLL_S)
-            if not pruned and should_stop(_losses(read_metrics(run_folder))):
-                pruned = True
-                terminate(process)
-    finally:
-        if process.poll() is None:
-            terminate(process)
-            process.wait()
+    words = forwarded(options, add_pretrain_arguments)
+    with log_path.open("w") as log, start("ds-bert pretrain", PRETRAIN, words, machines, output=log) as job:
+        try:
+            while job.poll() is None:
+                time.sleep(POLL_S)
+                if not pruned and should_stop(_losses(read_metrics(run_folder))):
+                    pruned = True
+                    job.kill("SIGTERM")
+        finally:
+            if job.poll() is None:
+                job.kill("SIGTERM")
+            code = job.wait()
     text, lines, problem = log_path.read_text(errors="replace"), read_metrics(run_folder), None
     losses = _losses(lines)
     evaluations = [line["eval_loss"] for line in lines if "eval_loss" in line]
     times = [line["step_s"] for line in lines if "step_s" in line]
-    if process.returncode and not pruned:
-        problem = _problem(text, process.returncode)
+    if code and not pruned:
+        problem = _problem(text, job.verdict, code)
     elif not pruned and (not losses or None in [*losses[-1:], *evaluations[-1:]]):  # null for what is not finite
         problem = "diverged: the loss is not finite"
     # A trial is judged by its metrics; weights and optimizer of each would fill a disk.
@@ -106,7 +108,7 @@ def run_trial(
         eval_loss=evaluations[-1] if evaluations and not problem else None,
         pruned=pruned,
         problem=problem,
-        out_of_memory=process.returncode == KILLED or any(sign in text for sign in OUT_OF_MEMORY),
+        out_of_memory=code == KILLED or any(sign in text for sign in OUT_OF_MEMORY),
         seconds=time.perf_counter() - started,
         step_seconds=statistics.median(times[len(times) // 2 :]) if times else None,
     )
@@ -124,7 +126,8 @@ def _losses(lines: list[dict]) -> list[float | None]:
     return [line["loss"] for line in lines if "loss" in line]
 
 
-def _problem(log: str, code: int) -> str:
+def _problem(log: str, verdict: Verdict | None, code: int) -> str:
     """The one line that says why a run failed."""
-    errors = [line for line in log.splitlines() if "error: " in line]
-    return errors[0].partition("error: ")[2] if errors else f"exit code {code}: {last_line(log)}"
+    if verdict and verdict.failure:
+        return verdict.failure.line()
+    return f"exit code {code}: {last_line(log)}"

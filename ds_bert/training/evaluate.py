@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
         if rank == 0:
             args.result_file.write_text(json.dumps(figures))
 
-    return run_rank("ds-bert evaluate", work)
+    return run_rank("ds-bert evaluate", "ds_bert.training.evaluate", argv or sys.argv[1:], work)
 
 
 if __name__ == "__main__":

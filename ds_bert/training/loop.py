@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 
+from ds_bert.cluster.supervised import stop_request
 from ds_bert.data.collator import Collator, MaskedBatch, MaskedLMDataset
 from ds_bert.data.masking import TokenMasker
 from ds_bert.modeling import MaskedPositionHead
@@ -19,6 +19,7 @@ from ds_bert.training.checkpoint import save_checkpoint
 from ds_bert.training.clock import RankClock
 from ds_bert.training.evaluation import Evaluator
 from ds_bert.training.metrics import MetricsLog
+from ds_bert.training.progress import progress_bar
 from ds_bert.training.setup import RunSetup, make_sampler
 
 # A stream of random numbers that shares the run's seed (see sampling.epoch.ORDER_STREAM).
@@ -85,9 +86,11 @@ class Trainer:
                 micro_batch_size=engine.train_micro_batch_size_per_gpu(),
                 collate=collate,
             )
+        self.stopping = False
+        """Whether any rank was asked to stop, as all know since the last step."""
         self.guard = guard_of(engine)
         self.clock = RankClock(engine)
-        self.progress = tqdm(
+        self.progress = progress_bar(
             total=setup.total_steps,
             initial=engine.global_steps,
             desc="pretrain",
@@ -95,16 +98,20 @@ class Trainer:
             disable=self.rank != 0,
         )
 
-    def train(self) -> None:
-        """Train to the run's last step.
+    def train(self) -> bool:
+        """Train to the run's last step, or until a rank is asked to stop.
+
+        Returns:
+            whether it was stopped; it has saved then.
 
         Raises:
             UserError: gradients stay non-finite, or a checkpoint cannot be saved.
         """
-        with self.progress:
-            while self.engine.global_steps < self.setup.total_steps:
+        with self.progress, stop_request.deferred():
+            while self.engine.global_steps < self.setup.total_steps and not self.stopping:
                 self._train_epoch()
                 self.sampler.set_epoch(self.sampler.epoch + 1)
+        return self.stopping
 
     def _train_epoch(self) -> None:
         self.dataset.set_epoch(self.sampler.epoch)
@@ -120,7 +127,7 @@ class Trainer:
             self._train_step(micro_batches, self.sampler.global_batch(epoch_step))
             steps_consumed = epoch_step + 1 - self.sampler.start_step
             self._evaluate_and_save(micro_steps_consumed=steps_consumed * self.accumulation_steps)
-            if self.engine.global_steps >= self.setup.total_steps:
+            if self.engine.global_steps >= self.setup.total_steps or self.stopping:
                 return
 
     def _train_step(self, micro_batches: Iterator[MaskedBatch], global_batch: np.ndarray) -> None:
@@ -154,11 +161,12 @@ class Trainer:
 
     def _log_step(self, sums: StepSums, masked_tokens: int, learning_rate: float) -> None:
         engine = self.engine
-        here = [sums.real_tokens, sums.padded_tokens, sums.data_wait_s, self.clock.seconds()]
+        here = [sums.real_tokens, sums.padded_tokens, sums.data_wait_s, self.clock.seconds(), stop_request.received]
         mine = torch.cat([sums.loss.view(1), torch.tensor(here, dtype=torch.float64).to(engine.device)])
         ranks = [torch.empty_like(mine) for _ in range(self.world_size)]
         dist.all_gather(ranks, mine)
-        losses, real_tokens, padded_tokens, data_wait_s, rank_seconds = torch.stack(ranks).cpu().numpy().T
+        losses, real_tokens, padded_tokens, data_wait_s, rank_seconds, asked = torch.stack(ranks).cpu().numpy().T
+        self.stopping = bool(asked.any())
         norm_before, norm_after = self.guard.norms()
         if self.rank != 0:
             return
@@ -210,7 +218,7 @@ class Trainer:
                     f"step {step}: held-out loss {figures['eval_loss']:.4f}, masked accuracy "
                     f"{figures['eval_accuracy']:.4f}"
                 )
-        if due(args.save_interval):
+        if due(args.save_interval) or self.stopping:
             position = self.sampler.state_dict(micro_steps_consumed)
             state = {"version": 1, "sampler": position, "samples": self.samples}
             save_checkpoint(self.engine, self.setup.run_folder, state, keep_last=args.keep_last)

@@ -74,16 +74,6 @@ def add_trust_remote_code(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_num_procs(parser: argparse.ArgumentParser) -> None:
-    """The ranks of a training on this machine."""
-    parser.add_argument(
-        "--num-procs",
-        type=positive_int,
-        metavar="N",
-        help="ranks (default: one for each GPU, without a GPU one)",
-    )
-
-
 def add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
     add_training_arguments(parser)
     parser.add_argument("--output", required=True, metavar="DIR", help="run folder: checkpoints, metrics, loss.png")
@@ -107,3 +97,23 @@ def add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
         "refuse to, or go on from this one"
     )  # fmt: skip
     parser.add_argument("--keep-last", type=positive_int, metavar="N", help="delete all but the N newest checkpoints")
+
+
+def forwarded(args: argparse.Namespace, add_arguments: Callable[[argparse.ArgumentParser], None]) -> list[str]:
+    """The command line that gives a rank's program the options the user gave.
+
+    Args:
+        args: parsed options, of which the program knows some.
+        add_arguments: adds the program's options to a parser.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    words = []
+    for action in parser._actions:
+        value = getattr(args, action.dest)
+        if value is True:
+            words.append(action.option_strings[0])
+        elif value not in (None, False):
+            # One word, so that a value that begins with a dash stays a value.
+            words.append(f"{action.option_strings[0]}={value}")
+    return words

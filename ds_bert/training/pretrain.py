@@ -30,6 +30,7 @@ from ds_bert.optim import parameter_groups
 from ds_bert.optim.optimizers import substitute
 from ds_bert.sampling import LengthBalancedBatchSampler
 from ds_bert.training import checkpoint as checkpoints
+from ds_bert.training import run_lock
 from ds_bert.training.agreement import gather, on_first_rank, together
 from ds_bert.training.loop import Trainer
 from ds_bert.training.metrics import MetricsLog, plot_loss
@@ -38,6 +39,8 @@ from ds_bert.training.setup import RunSetup, set_up_run, write_run_file
 
 log = logging.getLogger("ds_bert")
 
+MODULE = "ds_bert.training.pretrain"
+
 
 def main(argv: list[str] | None = None) -> int:
     """Train one rank. Returns the exit code: 0 done, 1 failed, 2 wrong usage."""
@@ -45,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     add_pretrain_arguments(parser)
     parser.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    return run_rank("ds-bert pretrain", lambda rank: pretrain(args))
+    return run_rank("ds-bert pretrain", MODULE, argv or sys.argv[1:], lambda rank: pretrain(args))
 
 
 def pretrain(args: argparse.Namespace) -> None:
@@ -59,6 +62,17 @@ def pretrain(args: argparse.Namespace) -> None:
     """
     setup = together(lambda: set_up_run(args, dist.get_world_size()))
     _check_ranks_agree(setup)
+    first = dist.get_rank() == 0
+    lock = together(lambda: run_lock.hold(setup.run_folder) if first else None)
+    try:
+        _train(setup)
+    finally:
+        if lock:
+            lock.close()
+
+
+def _train(setup: RunSetup) -> None:
+    args, first = setup.args, dist.get_rank() == 0
     chosen = checkpoints.choose_checkpoint(setup.run_folder, args.resume)
     ds_config = _with_an_adam_that_runs(setup.ds_config)
     folder = _loadable_folder(chosen, ds_config)
@@ -72,7 +86,6 @@ def pretrain(args: argparse.Namespace) -> None:
         if args.resume != "auto":
             checkpoints.set_aside_later(setup.run_folder, chosen.step)
         _say(f"resumed from {chosen.folder} at step {engine.global_steps} of {setup.total_steps}")
-    first = dist.get_rank() == 0
     metrics = together(lambda: MetricsLog(setup.run_folder, engine.global_steps) if first else None)
     if engine.global_steps >= setup.total_steps:
         _say(f"the run is complete: it has {engine.global_steps} steps and {setup.total_steps} were asked for")
@@ -80,7 +93,9 @@ def pretrain(args: argparse.Namespace) -> None:
         engine.trace.folder = setup.run_folder / TRACE_FOLDER
     trainer = Trainer(setup, engine, head, collate, metrics, client_state)
     _say(_describe_epoch(trainer.sampler))
-    trainer.train()
+    stopped = trainer.train()
+    if stopped:
+        _say(f"stopped as asked, saved at step {engine.global_steps}; the same command goes on from there")
     if first:
         _say(f"loss curve: {plot_loss(setup.run_folder)}")
 

@@ -16,6 +16,7 @@ from ds_bert.modeling import check_tokenizer_and_lengths, has_weights, load_conf
 from ds_bert.reduction.configuration import resolve_bucket_clipping
 from ds_bert.sampling import LengthBalancedBatchSampler
 from ds_bert.training.checkpoint import TAG, write_atomically
+from ds_bert.training.run_lock import LOCK_FILE
 
 RUN_FILE = "run.json"
 
@@ -216,7 +217,7 @@ def check_run_folder(setup: RunSetup) -> None:
         raise UserError(f"--output {folder} is a file; name a folder")
     run_file = folder / RUN_FILE
     if not run_file.is_file():
-        if folder.is_dir() and any(folder.iterdir()):
+        if folder.is_dir() and any(path.name != LOCK_FILE for path in folder.iterdir()):
             raise UserError(f"--output {folder} is not empty and holds no run (no {RUN_FILE}); name another folder")
         if resume not in ("auto", "never"):
             raise UserError(f"--resume {resume}: {folder} holds no run")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ds_bert.cluster.launch import Machines
 from ds_bert.errors import UserError
 from ds_bert.sweep import Sweep, SweepSettings, parse_parameter, report, sweep
 from ds_bert.sweep.trial_run import Outcome
@@ -27,7 +28,7 @@ class Trainings:
         self.fits = 10**9
         self.problem: str | None = None
 
-    def __call__(self, folder: Path, options, config: dict, num_procs: int, should_stop) -> Outcome:
+    def __call__(self, folder: Path, options, config: dict, machines: Machines, should_stop) -> Outcome:
         if len(self.configs) == self.stop_at:
             raise KeyboardInterrupt
         self.configs.append(config)
@@ -58,7 +59,7 @@ def make(tmp_path, prepared):
         path.write_text(json.dumps(base))
         options = parse_run(data=prepared, output="none", model="tiny", deepspeed_config=path, max_steps=1)
         parameters = tuple(map(parse_parameter, params or GRID))
-        settings = {"budget_samples": 40, "budget_minutes": None, "trials": None, "num_procs": 1, **settings}
+        settings = {"budget_samples": 40, "budget_minutes": None, "trials": None, "machines": Machines(), **settings}
         return Sweep(tmp_path / name, options, SweepSettings(parameters, **settings), resume=resume)
 
     return make

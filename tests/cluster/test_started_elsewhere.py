@@ -1,0 +1,96 @@
+"""Ranks that torchrun, mpirun and Slurm start train what `--num-procs` trains."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.job_runs import CONFIG, lines
+from tests.cluster.one_slurm import one_slurm
+from tests.cluster.ssh_hosts import need
+from tests.test_end_to_end import ds_bert
+
+STEPS = 4
+LAUNCH = Path(__file__).parents[2] / "launch"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("elsewhere")
+
+
+@pytest.fixture(scope="module")
+def options(folder, prepared, small_model) -> list[str]:
+    (folder / "ds.json").write_text(json.dumps(CONFIG))
+    words = ["--data", prepared, "--model", small_model(0.1), "--deepspeed_config", folder / "ds.json"]
+    return [str(word) for word in [*words, "--max-steps", STEPS]]
+
+
+@pytest.fixture(scope="module")
+def expected(folder, options):
+    done = ds_bert("pretrain", *options, "--num-procs", 2, "--output", folder / "local")
+    assert done.returncode == 0, done.stderr
+    return lines(folder / "local")
+
+
+@pytest.fixture(scope="module")
+def environment(folder):
+    """With a `ds-bert` on PATH that is this one."""
+    (folder / "bin").mkdir()
+    command = folder / "bin" / "ds-bert"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m ds_bert.cli.main "$@"\n')
+    command.chmod(0o755)
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    path = f"{folder}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**os.environ, **root, "PATH": path, "PYTHONPATH": os.getcwd()}
+
+
+def run(words: list, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=200, **options)
+
+
+def test_torchrun(folder, options, expected, environment):
+    words = ["torchrun", "--nproc-per-node", "2", "--master-port", "29741", "--no-python", "ds-bert", "pretrain"]
+    words[0:1] = [sys.executable, "-m", "torch.distributed.run"]
+    done = run([*words, *options, "--output", folder / "torchrun"], env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks, started by torchrun" in done.stderr
+    assert lines(folder / "torchrun") == expected
+
+
+def test_mpirun(folder, options, expected, environment):
+    need("mpirun")
+    more = {"RANKS": "2", "MPIRUN_OPTIONS": "--oversubscribe"}
+    words = ["bash", LAUNCH / "pretrain_mpi.sh", *options, "--output", folder / "mpirun"]
+    done = run(words, env={**environment, **more})
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks, started by mpirun (Open MPI)" in done.stderr
+    assert lines(folder / "mpirun") == expected
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    need("slurmctld", "slurmd", "srun", "sbatch", "munged")
+    with one_slurm(tmp_path_factory.mktemp("slurm")) as environment:
+        yield environment
+
+
+def test_slurm_runs_the_batch_script(folder, options, expected, environment, slurm):
+    words = ["sbatch", "--wait", "--ntasks=2", f"--output={folder}/slurm.log", LAUNCH / "pretrain_slurm.sbatch"]
+    done = run([*words, *options, "--output", folder / "slurm"], env={**environment, **slurm})
+    log = (folder / "slurm.log").read_text()
+    assert done.returncode == 0, done.stderr + log
+    assert "2 ranks, started by srun" in log
+    assert lines(folder / "slurm") == expected
+
+
+def test_an_interactive_shell_of_slurm_trains_alone(folder, options, environment, slurm):
+    """`srun --pty -n2 bash` leaves variables of a step with two tasks."""
+    words = ["srun", "--pty", "-n2", "ds-bert", "pretrain", *options, "--num-procs", "1", "--output", folder / "pty"]
+    # `script` gives srun the terminal that it wants.
+    done = run(["script", "-qec", " ".join(map(str, words)), "/dev/null"], env={**environment, **slurm})
+    assert "1 ranks, started by" in done.stdout, done.stdout
+    assert [line["step"] for line in lines(folder / "pty") if "loss" in line] == list(range(1, STEPS + 1))
