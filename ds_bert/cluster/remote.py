@@ -94,7 +94,7 @@ def is_this_host(name: str) -> bool:
 
 
 def master_address(hosts: list[Host]) -> str:
-    """The address of the first host by which the others reach it.
+    """The address of the first host by which the others reach it; of a single host, by which this one does.
 
     `hostname -I`, which DeepSpeed's launcher takes, can begin with a container bridge; a host's name can resolve to
     127.0.1.1 on itself. So the first host is asked from which address it sends to the second.
@@ -104,7 +104,7 @@ def master_address(hosts: list[Host]) -> str:
     """
     names = [host.name for host in hosts]
     if len(names) == 1:
-        return "127.0.0.1"
+        return _ask(names[0])["reached_at"] or "127.0.0.1"
     first, second, *_ = on_all(names, _ask)
     if (
         first["reached_at"]
