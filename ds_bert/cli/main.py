@@ -11,6 +11,7 @@ from ds_bert.errors import UserError
 COMMANDS = {
     "prepare": ("ds_bert.cli.prepare", "raw text -> tokenized samples on disk"),
     "balance": ("ds_bert.cli.balance", "lengths -> how evenly each sampling strategy loads a cluster's ranks"),
+    "doctor": ("ds_bert.cli.doctor", "hosts -> whether a job would run on them, and what to do if not"),
     "pretrain": (
         "ds_bert.cli.pretrain",
         "prepared data -> trained checkpoints (starts the deepspeed launcher)",

@@ -39,6 +39,11 @@ def report(error: BaseException) -> None:
         message["traceback"] = "".join(traceback.format_exception(error))
     with contextlib.suppress(OSError):
         os.write(int(os.environ[REPORT_FD]), json.dumps(message).encode())
+    # A stopped one would outlive this process, which may be ending before it could count as stopped for too long.
+    with contextlib.suppress(psutil.Error):
+        supervisor = psutil.Process(os.getppid())
+        if supervisor.status() == psutil.STATUS_STOPPED:
+            supervisor.kill()
 
 
 def _is_broken_connection(error: BaseException) -> bool:

@@ -16,6 +16,7 @@ import pytest
 from benchmarks.two_hosts import ADDRESSES, INTERFACE, NAMES, two_hosts
 
 HOSTS = ("node-a", "node-b")
+DS_BERT = f"{sys.executable} -m ds_bert.cli.main"
 NEEDED = ("ip", "tc", "ssh", "sshd", "ssh-keygen", "pdsh", "mpirun", "unshare")
 
 
@@ -28,6 +29,13 @@ def need(*programs: str) -> None:
         pytest.fail(f"{reason}, which .ci/run should have seen to")
     if reason:
         pytest.skip(reason)
+
+
+def write_command(path: Path, command: str) -> None:
+    """A command of that name that passes its arguments on."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    path.chmod(0o755)
 
 
 class SshHosts:
@@ -48,16 +56,8 @@ class SshHosts:
         with two_hosts():
             try:
                 for node, host in enumerate(HOSTS):
-                    self.run(
-                        node,
-                        [
-                            "/usr/sbin/sshd",
-                            "-f",
-                            self.folder / "sshd_config",
-                            "-o",
-                            f"PidFile={self.folder}/{host}.pid",
-                        ],
-                    )
+                    pid_file = f"PidFile={self.folder}/{host}.pid"
+                    self.run(node, ["/usr/sbin/sshd", "-f", self.folder / "sshd_config", "-o", pid_file])
                 yield self
             finally:
                 self.end_all()
@@ -74,30 +74,22 @@ class SshHosts:
         addresses = zip(HOSTS, ADDRESSES, strict=True)
         (folder / "ssh_config").write_text(
             "".join(f"Host {host}\n HostName {address}\n" for host, address in addresses)
+            + f"Host node-c\n HostName {ADDRESSES[1]}\n Port 2222\n"
             + f"Host *\n User root\n IdentityFile {folder}/user_key\n StrictHostKeyChecking no\n"
             " UserKnownHostsFile /dev/null\n LogLevel ERROR\n"
         )
+        lines = [f"{address} {host}\n" for host, address in zip(HOSTS, ADDRESSES, strict=True)]
+        (folder / "etc_hosts").write_text("127.0.0.1 localhost\n" + "".join(lines))
         # First on PATH, so that nobody's own ~/.ssh is touched.
-        (folder / "bin").mkdir()
-        ssh = folder / "bin" / "ssh"
-        ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {folder}/ssh_config "$@"\n')
-        ssh.chmod(0o755)
+        write_command(folder / "bin" / "ssh", f"/usr/bin/ssh -F {folder}/ssh_config")
+        write_command(folder / "bin" / "ds-bert", DS_BERT)
 
     def start(self, node: int, words: list, **options) -> subprocess.Popen:
         """Start a command on a host."""
         environment = {**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}", **options.pop("env", {})}
-        inside = [
-            "ip",
-            "netns",
-            "exec",
-            NAMES[node],
-            "unshare",
-            "--uts",
-            "sh",
-            "-c",
-            'hostname "$0"; exec "$@"',
-            HOSTS[node],
-        ]
+        inside = ["ip", "netns", "exec", NAMES[node], "unshare", "--uts", "sh", "-c"]
+        inside += ['hostname "$0"; mount --bind "$1" /etc/hosts; shift; exec "$@"', HOSTS[node]]
+        inside += [str(self.folder / "etc_hosts")]
         return subprocess.Popen([*inside, *map(str, words)], env=environment, **options)
 
     def run(self, node: int, words: list, timeout: float = 300, **options) -> subprocess.CompletedProcess:
@@ -109,6 +101,10 @@ class SshHosts:
     def ds_bert(self, *words, node: int = 0, **options) -> subprocess.CompletedProcess:
         """Run `ds-bert` on a host."""
         return self.run(node, [sys.executable, "-m", "ds_bert.cli.main", *words], **options)
+
+    def sshd_pid(self, node: int) -> str:
+        """The process whose namespaces all sessions on a host have."""
+        return (self.folder / f"{HOSTS[node]}.pid").read_text().strip()
 
     def processes(self, node: int) -> list[psutil.Process]:
         """Python's processes on a host."""
@@ -142,6 +138,12 @@ class SshHosts:
     def mend(self) -> None:
         """Put the cable back."""
         subprocess.run(["ip", "-n", NAMES[1], "link", "set", INTERFACE, "up"], check=True)
+
+    def end_jobs(self) -> None:
+        """End what is left of a job on either host."""
+        for process in [*self.processes(0), *self.processes(1)]:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
     def end_all(self) -> None:
         """End every process on both hosts."""

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.job_runs import CONFIG, lines
+from tests.cluster.job_runs import CONFIG, LAUNCH, lines
 from tests.cluster.one_slurm import one_slurm
-from tests.cluster.ssh_hosts import need
+from tests.cluster.ssh_hosts import DS_BERT, need, write_command
 from tests.test_end_to_end import ds_bert
 
 STEPS = 4
-LAUNCH = Path(__file__).parents[2] / "launch"
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +38,7 @@ def expected(folder, options):
 @pytest.fixture(scope="module")
 def environment(folder):
     """With a `ds-bert` on PATH that is this one."""
-    (folder / "bin").mkdir()
-    command = folder / "bin" / "ds-bert"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m ds_bert.cli.main "$@"\n')
-    command.chmod(0o755)
+    write_command(folder / "bin" / "ds-bert", DS_BERT)
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     path = f"{folder}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {**os.environ, **root, "PATH": path, "PYTHONPATH": os.getcwd()}

@@ -6,10 +6,9 @@ import signal
 import sys
 import time
 
-import psutil
 import pytest
 
-from tests.cluster.job_runs import CONFIG, lines, steps, wait_for_steps
+from tests.cluster.job_runs import CONFIG, LAUNCH, lines, steps, wait_for_steps
 from tests.test_end_to_end import ds_bert
 
 SHORT = 4
@@ -51,8 +50,8 @@ def on_one_machine(folder, options):
 
 @pytest.mark.parametrize("launcher", ["pdsh", "openmpi", "ssh"])
 def test_each_launcher_trains_what_one_machine_trains(ssh_hosts, folder, options, on_one_machine, launcher):
-    words = [*options, "--hostfile", ssh_hosts.hostfile, "--launcher", launcher, "--max-steps", SHORT]
-    done = ssh_hosts.ds_bert(*words, "--output", folder / launcher)
+    words = [*options[1:], "--launcher", launcher, "--max-steps", SHORT, "--output", folder / launcher]
+    done = ssh_hosts.run(0, ["bash", LAUNCH / "pretrain_hostfile.sh", ssh_hosts.hostfile, *words])
     assert done.returncode == 0, done.stderr
     assert lines(folder / launcher) == on_one_machine
     assert "2 ranks, started by" in done.stderr + done.stdout
@@ -166,6 +165,7 @@ def test_a_failure_ends_everything_in_time(failing, fail, limit_s, code, last_li
         ended_with, said, seconds = failing.end(limit_s)
     finally:
         failing.hosts.mend()
+        failing.hosts.end_jobs()
     print(f"{fail.__name__}: all had ended after {seconds:.1f} s")
     record_property("seconds", round(seconds, 1))
     assert ended_with == code
@@ -208,8 +208,7 @@ def test_a_second_run_in_the_same_folder_is_refused(ssh_hosts, folder, options):
         assert "a run is going on in it (process" in second.stderr
         assert "on node-a); wait for its end, or end it" in second.stderr
     finally:
-        for process in [*psutil.Process(first.pid).children(recursive=True), first]:
-            process.kill()
+        ssh_hosts.end_jobs()
         first.wait()
 
 

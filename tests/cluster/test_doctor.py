@@ -1,0 +1,134 @@
+"""`ds-bert doctor` over two real hosts: it passes healthy ones, and names each fault that was put in."""
+
+import contextlib
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.two_hosts import set_rate
+from tests.cluster.job_runs import CONFIG
+
+LISTEN = "import socket, time; s = socket.create_server(('', 29871)); print('listens', flush=True); time.sleep(600)"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("doctor")
+
+
+@pytest.fixture(scope="module")
+def job(folder, prepared, small_model) -> list:
+    (folder / "ds.json").write_text(json.dumps(CONFIG))
+    (folder / "runs").mkdir()
+    words = ["--data", prepared, "--model", small_model(0.1), "--deepspeed_config", folder / "ds.json"]
+    return [*words, "--output", folder / "runs" / "new"]
+
+
+def examine(hosts, *words) -> tuple[int, list[dict]]:
+    done = hosts.ds_bert("doctor", *words, "--json")
+    assert done.stdout, done.stderr
+    report = json.loads(done.stdout)
+    assert report["ok"] == (done.returncode == 0)
+    return done.returncode, report["findings"]
+
+
+def of(findings: list[dict], level: str) -> dict[tuple[str, str], str]:
+    return {(one["check"], one["host"]): one["text"] for one in findings if one["level"] == level}
+
+
+def test_a_healthy_pair_passes(ssh_hosts, job):
+    code, findings = examine(ssh_hosts, "--hostfile", ssh_hosts.hostfile, *job)
+    assert code == 0
+    assert {one["level"] for one in findings} == {"ok"}, findings
+    good = of(findings, "ok")
+    assert good["host name", "node-b"] == "node-b is 10.78.0.2"
+    assert "over eth0" in good["all-reduce", ""]
+    assert f"deepspeed {importlib.metadata.version('deepspeed')}" in good["versions", ""]
+    assert good["shared output", ""] == "the same folder on all hosts"
+    assert "million parameters" in good["memory", "node-b"]
+    assert ssh_hosts.wait_until_empty(5) == []
+
+
+@contextlib.contextmanager
+def mounted(hosts, node: int, *mounts: list):
+    """While mounts lie over files and folders of one host alone."""
+    inside = ["nsenter", "-t", hosts.sshd_pid(node), "-m", "--"]
+    done = []
+    try:
+        for mount in mounts:
+            subprocess.run([*inside, "mount", *map(str, mount)], check=True)
+            done.append(mount[-1])
+        yield inside
+    finally:
+        for target in reversed(done):
+            subprocess.run([*inside, "umount", str(target)], check=True)
+
+
+def test_each_fault_has_its_own_message(ssh_hosts, job, folder, prepared):
+    installed = importlib.metadata.version("deepspeed")
+    metadata = importlib.metadata.distribution("deepspeed")._path / "METADATA"
+    (folder / "METADATA").write_text(metadata.read_text().replace(f"Version: {installed}", "Version: 0.1.2", 1))
+    (folder / "hosts").write_text("127.0.0.1 localhost node-b\n10.78.0.1 node-a\n")
+    mounts = [
+        ["--bind", folder / "METADATA", metadata],
+        ["--bind", folder / "hosts", "/etc/hosts"],
+        ["-t", "tmpfs", "tmpfs", prepared],
+        ["-t", "tmpfs", "-o", "size=1m", "tmpfs", folder / "runs"],
+    ]
+    user = ssh_hosts.start(0, [sys.executable, "-c", LISTEN], stdout=subprocess.PIPE, text=True)
+    assert user.stdout.readline() == "listens\n"
+    try:
+        with mounted(ssh_hosts, 1, *mounts):
+            words = ["--hostfile", ssh_hosts.hostfile, *job, "--master_port", 29871]
+            code, findings = examine(ssh_hosts, *words)
+    finally:
+        user.kill()
+        user.wait()
+    assert code == 1
+    failed = of(findings, "failed")
+    assert failed["versions", "node-b"] == f"deepspeed 0.1.2, but {installed} on node-a"
+    assert failed["data", "node-b"].startswith(f"{prepared} is not prepared data")
+    assert failed["output", "node-b"].startswith(f"{folder}/runs")
+    assert "is full" in failed["output", "node-b"]
+    assert "is not the same folder as on the first host" in failed["shared output", "node-b"]
+    assert failed["port", "node-a"].startswith("29871: Address already in use: by process")
+    assert "node-b, resolves to 127.0.0.1" in of(findings, "warning")["host name", "node-b"]
+    mends = {one["check"]: one["mend"] for one in findings if one["level"] == "failed"}
+    assert f"pip install deepspeed=={installed}" in mends["versions"]
+    assert mends["data"] == f"ssh node-a rsync -a {prepared}/ node-b:{prepared}/"
+
+
+def test_a_slow_cable_is_a_warning_with_its_figure(ssh_hosts):
+    set_rate("100mbit")
+    try:
+        code, findings = examine(ssh_hosts, "--hostfile", ssh_hosts.hostfile)
+    finally:
+        set_rate(None)
+    assert code == 0
+    text = of(findings, "warning")["all-reduce", ""]
+    assert 0.07 < float(text.removeprefix("slow network: ").split()[0]) < 0.11, text
+
+
+def test_a_host_that_refuses_ssh_is_named(ssh_hosts, folder):
+    hostfile = folder / "hostfile"
+    hostfile.write_text("node-a slots=1\nnode-c slots=1\n")
+    code, findings = examine(ssh_hosts, "--hostfile", hostfile)
+    assert code == 1
+    failed = of(findings, "failed")
+    assert "cannot log in over ssh without a question" in failed["ssh", "node-c"]
+    assert "Connection refused" in failed["ssh", "node-c"]
+    assert failed["all-reduce", ""] == "not tried: it needs all hosts"
+
+
+def test_this_machine_alone_is_examined_without_ssh(job):
+    done = subprocess.run(
+        [sys.executable, "-m", "ds_bert.cli.main", "doctor", "--num-procs", "2", *map(str, job)],
+        capture_output=True, text=True, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("The job can run. 0 failed")
+    assert "over lo" in done.stdout
