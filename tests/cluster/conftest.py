@@ -1,8 +1,12 @@
-"""Two hosts, and runs over them."""
+"""Two hosts, and what a job of two ranks trains on one."""
+
+import json
 
 import pytest
 
+from tests.cluster.job_runs import CONFIG, SHORT, lines
 from tests.cluster.ssh_hosts import NEEDED, SshHosts, need
+from tests.test_end_to_end import ds_bert
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -11,6 +15,25 @@ def one_thread_a_rank():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
+
+
+@pytest.fixture(scope="package")
+def job_options(tmp_path_factory, prepared, small_model) -> list:
+    """Options of `ds-bert pretrain`, in a folder whose name shells could trip over."""
+    folder = tmp_path_factory.mktemp("it's $HOME (*)")
+    (folder / "ds config.json").write_text(json.dumps(CONFIG))
+    (folder / "data set").symlink_to(prepared)
+    words = ["--data", folder / "data set", "--model", small_model(0.1)]
+    return [*words, "--deepspeed_config", folder / "ds config.json"]
+
+
+@pytest.fixture(scope="package")
+def on_one_machine(tmp_path_factory, job_options) -> list[dict]:
+    """The metrics of a short run of two local ranks."""
+    run = tmp_path_factory.mktemp("local") / "run"
+    done = ds_bert("pretrain", *job_options, "--num-procs", 2, "--max-steps", SHORT, "--output", run)
+    assert done.returncode == 0, done.stderr
+    return lines(run)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,9 @@ from pathlib import Path
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 
+# Steps of a run that is only compared.
+SHORT = 4
+
 # Keys of metrics.jsonl that are times.
 TIMES = {
     "step_s", "real_tokens_per_s", "padded_tokens_per_s", "data_wait_s", "rank_seconds_max_over_mean", "slowest_rank",

@@ -1,19 +1,18 @@
 """Ranks that torchrun, mpirun and Slurm start train what `--num-procs` trains."""
 
-import json
 import os
+import re
+import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.job_runs import CONFIG, LAUNCH, lines
+from tests.cluster.job_runs import LAUNCH, SHORT, lines
 from tests.cluster.one_slurm import one_slurm
 from tests.cluster.ssh_hosts import DS_BERT, need, write_command
-from tests.test_end_to_end import ds_bert
-
-STEPS = 4
 
 
 @pytest.fixture(scope="module")
@@ -22,17 +21,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def options(folder, prepared, small_model) -> list[str]:
-    (folder / "ds.json").write_text(json.dumps(CONFIG))
-    words = ["--data", prepared, "--model", small_model(0.1), "--deepspeed_config", folder / "ds.json"]
-    return [str(word) for word in [*words, "--max-steps", STEPS]]
-
-
-@pytest.fixture(scope="module")
-def expected(folder, options):
-    done = ds_bert("pretrain", *options, "--num-procs", 2, "--output", folder / "local")
-    assert done.returncode == 0, done.stderr
-    return lines(folder / "local")
+def options(job_options) -> list[str]:
+    return [str(word) for word in [*job_options, "--max-steps", SHORT]]
 
 
 @pytest.fixture(scope="module")
@@ -48,23 +38,23 @@ def run(words: list, **options) -> subprocess.CompletedProcess:
     return subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=200, **options)
 
 
-def test_torchrun(folder, options, expected, environment):
+def test_torchrun(folder, options, on_one_machine, environment):
     words = ["torchrun", "--nproc-per-node", "2", "--master-port", "29741", "--no-python", "ds-bert", "pretrain"]
     words[0:1] = [sys.executable, "-m", "torch.distributed.run"]
     done = run([*words, *options, "--output", folder / "torchrun"], env=environment)
     assert done.returncode == 0, done.stderr
     assert "2 ranks, started by torchrun" in done.stderr
-    assert lines(folder / "torchrun") == expected
+    assert lines(folder / "torchrun") == on_one_machine
 
 
-def test_mpirun(folder, options, expected, environment):
+def test_mpirun(folder, options, on_one_machine, environment):
     need("mpirun")
     more = {"RANKS": "2", "MPIRUN_OPTIONS": "--oversubscribe"}
     words = ["bash", LAUNCH / "pretrain_mpi.sh", *options, "--output", folder / "mpirun"]
     done = run(words, env={**environment, **more})
     assert done.returncode == 0, done.stderr
     assert "2 ranks, started by mpirun (Open MPI)" in done.stderr
-    assert lines(folder / "mpirun") == expected
+    assert lines(folder / "mpirun") == on_one_machine
 
 
 @pytest.fixture(scope="module")
@@ -74,19 +64,24 @@ def slurm(tmp_path_factory):
         yield environment
 
 
-def test_slurm_runs_the_batch_script(folder, options, expected, environment, slurm):
-    words = ["sbatch", "--wait", "--ntasks=2", f"--output={folder}/slurm.log", LAUNCH / "pretrain_slurm.sbatch"]
-    done = run([*words, *options, "--output", folder / "slurm"], env={**environment, **slurm})
+def test_slurm_runs_the_batch_script(folder, options, on_one_machine, environment, slurm):
+    words = ["sbatch", "--parsable", "--ntasks=2", f"--output={folder}/slurm.log", LAUNCH / "pretrain_slurm.sbatch"]
+    submitted = run([*words, *options, "--output", folder / "slurm"], env={**environment, **slurm})
+    state = "PENDING"
+    while state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
+        time.sleep(0.5)
+        job = run(["scontrol", "show", "job", submitted.stdout.strip()], env={**environment, **slurm}).stdout
+        state = re.search(r"JobState=(\w+)", job)[1]
     log = (folder / "slurm.log").read_text()
-    assert done.returncode == 0, done.stderr + log
+    assert state == "COMPLETED", log
     assert "2 ranks, started by srun" in log
-    assert lines(folder / "slurm") == expected
+    assert lines(folder / "slurm") == on_one_machine
 
 
 def test_an_interactive_shell_of_slurm_trains_alone(folder, options, environment, slurm):
     """`srun --pty -n2 bash` leaves variables of a step with two tasks."""
     words = ["srun", "--pty", "-n2", "ds-bert", "pretrain", *options, "--num-procs", "1", "--output", folder / "pty"]
     # `script` gives srun the terminal that it wants.
-    done = run(["script", "-qec", " ".join(map(str, words)), "/dev/null"], env={**environment, **slurm})
+    done = run(["script", "-qec", shlex.join(map(str, words)), "/dev/null"], env={**environment, **slurm})
     assert "1 ranks, started by" in done.stdout, done.stdout
-    assert [line["step"] for line in lines(folder / "pty") if "loss" in line] == list(range(1, STEPS + 1))
+    assert [line["step"] for line in lines(folder / "pty") if "loss" in line] == list(range(1, SHORT + 1))

@@ -1,6 +1,5 @@
 """Real runs over two real hosts: every launcher trains what one machine trains; every failure ends all in time."""
 
-import json
 import os
 import signal
 import sys
@@ -8,15 +7,17 @@ import time
 
 import pytest
 
-from tests.cluster.job_runs import CONFIG, LAUNCH, lines, steps, wait_for_steps
+from tests.cluster.job_runs import LAUNCH, SHORT, lines, steps, wait_for_steps
 from tests.test_end_to_end import ds_bert
 
-SHORT = 4
-
 # Of the run that fails and is resumed again and again; and how many steps it makes between two failures.
-LONG, STRIDE = 700, 30
+LONG, STRIDE = 450, 20
 TIMEOUT_S = 10
 
+# Seconds within which all processes on both hosts have ended.
+AT_ONCE, AFTER_TIMEOUT = 30, TIMEOUT_S + 30
+
+RAISED = "rank 1 on node-b failed first: FileNotFoundError: the data went away"
 # An exception in the midst of training, on a signal from the test.
 RAISE_ON_SIGNAL = """
 import signal
@@ -33,19 +34,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def options(folder, prepared, small_model) -> list:
-    (folder / "ds config.json").write_text(json.dumps(CONFIG))
-    (folder / "data set").symlink_to(prepared)
-    words = ["pretrain", "--data", folder / "data set", "--model", small_model(0.1)]
-    return [*words, "--deepspeed_config", folder / "ds config.json"]
-
-
-@pytest.fixture(scope="module")
-def on_one_machine(folder, options):
-    """The metrics of a short run of two local ranks."""
-    done = ds_bert(*options, "--num-procs", 2, "--max-steps", SHORT, "--output", folder / "local")
-    assert done.returncode == 0, done.stderr
-    return lines(folder / "local")
+def options(job_options) -> list:
+    return ["pretrain", *job_options]
 
 
 @pytest.mark.parametrize("launcher", ["pdsh", "openmpi", "ssh"])
@@ -60,13 +50,17 @@ def test_each_launcher_trains_what_one_machine_trains(ssh_hosts, folder, options
     assert ssh_hosts.wait_until_empty(5) == []
 
 
-def test_a_single_remote_host_is_used(ssh_hosts, folder, options):
+def test_a_single_remote_host_is_used_and_its_run_folder_is_its_own(ssh_hosts, folder, options):
     """DeepSpeed's launcher alone would run on the machine it is started on."""
     words = [*options, "--hostfile", ssh_hosts.hostfile, "--include", "node-b", "--max-steps", 10_000]
     run = folder / "remote"
     process = ssh_hosts.start(0, [sys.executable, "-m", "ds_bert.cli.main", *words, "--output", run])
     wait_for_steps(process, run, 1)
     assert ssh_hosts.rank(1)
+    second = ssh_hosts.ds_bert(*options, "--max-steps", 10_000, "--output", run)
+    assert second.returncode == 1
+    assert "a run is going on in it (process" in second.stderr
+    assert "on node-b); wait for its end, or end it" in second.stderr
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=30) == 128 + signal.SIGINT
     assert ssh_hosts.wait_until_empty(5) == []
@@ -88,6 +82,12 @@ class Failing:
             self.process = self.hosts.start(0, words, stdout=said, stderr=said, env=self.environment)
         wait_for_steps(self.process, self.run, min(LONG, steps(self.run) + STRIDE))
 
+    def wait_until_said(self, text: str, seconds: float = 60) -> None:
+        deadline = time.monotonic() + seconds
+        while text not in (said := (self.run.parent / "said").read_text()):
+            assert time.monotonic() < deadline, said
+            time.sleep(0.1)
+
     def end(self, seconds: float) -> tuple[int, str, float]:
         """Exit code, last line, and seconds until the command and all processes on both hosts had ended."""
         started = time.monotonic()
@@ -101,6 +101,16 @@ class Failing:
 @pytest.fixture(scope="module")
 def failing(ssh_hosts, folder, options):
     return Failing(ssh_hosts, folder, options)
+
+
+def test_it_starts_again_by_itself(failing):
+    failing.start("--max-restarts", 1)
+    failing.hosts.rank(1).kill()
+    failing.wait_until_said("starting again (1 of 1)")
+    wait_for_steps(failing.process, failing.run, steps(failing.run) + STRIDE)
+    raise_in_a_rank(failing)
+    code, last_line, _ = failing.end(AT_ONCE)
+    assert (code, last_line) == (1, f"ds-bert pretrain: error: {RAISED}")
 
 
 def kill_a_rank(failing):
@@ -141,14 +151,11 @@ def kill_the_command(failing):
     failing.process.kill()
 
 
-AT_ONCE, AFTER_TIMEOUT = 30, TIMEOUT_S + 30
-
-
 @pytest.mark.parametrize(
     ("fail", "limit_s", "code", "last_line"),
     [
         (kill_a_rank, AT_ONCE, 137, "rank 1 on node-b failed first: its process was ended by SIGKILL"),
-        (raise_in_a_rank, AT_ONCE, 1, "rank 1 on node-b failed first: FileNotFoundError: the data went away"),
+        (raise_in_a_rank, AT_ONCE, 1, RAISED),
         (stop_a_rank, AFTER_TIMEOUT, 1, "rank 0 on node-a failed first: its process"),
         (stop_a_supervisor, AFTER_TIMEOUT, 1, "rank 1 on node-b failed first: no sign of life for 10 s"),
         (cut_the_cable, AFTER_TIMEOUT, 1, "rank 1 on node-b failed first: no sign of life for 10 s"),
@@ -184,38 +191,10 @@ def test_after_all_failures_it_has_the_metrics_of_an_uninterrupted_run(failing, 
     assert lines(failing.run) == lines(folder / "whole")
 
 
-def test_it_starts_again_by_itself(ssh_hosts, folder, options):
-    run = folder / "restarted"
-    words = [*options, "--hostfile", ssh_hosts.hostfile, "--max-steps", 200, "--save-interval", 5, "--output", run]
-    words = [sys.executable, "-m", "ds_bert.cli.main", *words, "--max-restarts", "1"]
-    with (folder / "said").open("w") as said:
-        process = ssh_hosts.start(0, words, stdout=said, stderr=said)
-    wait_for_steps(process, run, 20)
-    ssh_hosts.rank(1).kill()
-    assert process.wait(timeout=120) == 0
-    assert "starting again (1 of 1)" in (folder / "said").read_text()
-    assert [line["step"] for line in lines(run) if "loss" in line] == list(range(1, 201))
-
-
-def test_a_second_run_in_the_same_folder_is_refused(ssh_hosts, folder, options):
-    run = folder / "twice"
-    words = [*options, "--max-steps", 10_000, "--output", run]
-    first = ssh_hosts.start(0, [sys.executable, "-m", "ds_bert.cli.main", *words])
-    try:
-        wait_for_steps(first, run, 1)
-        second = ssh_hosts.ds_bert(*words)
-        assert second.returncode == 1
-        assert "a run is going on in it (process" in second.stderr
-        assert "on node-a); wait for its end, or end it" in second.stderr
-    finally:
-        ssh_hosts.end_jobs()
-        first.wait()
-
-
 def test_a_host_that_refuses_ssh_is_named_in_seconds(ssh_hosts, folder, options):
-    (folder / "hostfile").write_text("node-a slots=1\n10.78.0.99 slots=1\n")
+    (folder / "hostfile").write_text("node-a slots=1\nnode-c slots=1\n")
     words = [*options, "--hostfile", folder / "hostfile", "--max-steps", 1, "--output", folder / "never"]
     done = ssh_hosts.ds_bert(*words, timeout=40)
     assert done.returncode == 1
-    assert "10.78.0.99: cannot log in over ssh without a question" in done.stderr
+    assert "node-c: cannot log in over ssh without a question" in done.stderr
     assert done.stderr.count("\n") == 1
