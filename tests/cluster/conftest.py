@@ -3,9 +3,10 @@
 import json
 
 import pytest
+from ssh_hosts import SshHosts
 
 from tests.cluster.job_runs import CONFIG, SHORT, lines
-from tests.cluster.ssh_hosts import NEEDED, SshHosts, need
+from tests.cluster.need import TWO_HOSTS, need
 from tests.test_end_to_end import ds_bert
 
 
@@ -39,6 +40,6 @@ def on_one_machine(tmp_path_factory, job_options) -> list[dict]:
 @pytest.fixture(scope="session")
 def ssh_hosts(tmp_path_factory):
     """Two real hosts with ssh between them; skipped without root and their programs."""
-    need(*NEEDED)
+    need(*TWO_HOSTS)
     with SshHosts(tmp_path_factory.mktemp("hosts")).started() as hosts:
         yield hosts

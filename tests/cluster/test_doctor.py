@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from two_hosts import set_rate
 
-from benchmarks.two_hosts import set_rate
 from tests.cluster.job_runs import CONFIG
 
 LISTEN = "import socket, time; s = socket.create_server(('', 29871)); print('listens', flush=True); time.sleep(600)"

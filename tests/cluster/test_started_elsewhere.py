@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from ssh_hosts import DS_BERT, write_command
 
 from tests.cluster.job_runs import LAUNCH, SHORT, lines
+from tests.cluster.need import SLURM, need
 from tests.cluster.one_slurm import one_slurm
-from tests.cluster.ssh_hosts import DS_BERT, need, write_command
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_mpirun(folder, options, on_one_machine, environment):
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
-    need("slurmctld", "slurmd", "srun", "sbatch", "munged")
+    need(*SLURM)
     with one_slurm(tmp_path_factory.mktemp("slurm")) as environment:
         yield environment
 

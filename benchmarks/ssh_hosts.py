@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,24 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-import pytest
-
-from benchmarks.two_hosts import ADDRESSES, INTERFACE, NAMES, two_hosts
+from two_hosts import ADDRESSES, INTERFACE, NAMES, two_hosts
 
 HOSTS = ("node-a", "node-b")
 DS_BERT = f"{sys.executable} -m ds_bert.cli.main"
-NEEDED = ("ip", "tc", "ssh", "sshd", "ssh-keygen", "pdsh", "mpirun", "unshare")
-
-
-def need(*programs: str) -> None:
-    """Skip the test without these programs or root; in CI, where they are installed, fail instead."""
-    path = os.environ["PATH"] + ":/usr/sbin:/sbin"
-    missing = [program for program in programs if not shutil.which(program, path=path)]
-    reason = f"needs {', '.join(missing)}" if missing else "needs root" if os.geteuid() else None
-    if reason and os.environ.get("CI"):
-        pytest.fail(f"{reason}, which .ci/run should have seen to")
-    if reason:
-        pytest.skip(reason)
 
 
 def write_command(path: Path, command: str) -> None:
