@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from pathlib import Path
 
 from ds_bert.cli.machines import add_machines_arguments, add_max_restarts, find_machines
 from ds_bert.cluster.device import choose_device
@@ -26,9 +27,11 @@ def run(args: argparse.Namespace) -> int:
         return supervise_rank(MODULE, forwarded(args, add_pretrain_arguments))
     choose_device()
     from ds_bert.cluster.launch import launch
+    from ds_bert.training import run_lock
     from ds_bert.training.setup import set_up_run
 
     machines = find_machines(args)
     # Found here, a mistake costs seconds and one line, not the start of all ranks.
     set_up_run(args, machines.world_size)
+    run_lock.check_free(Path(args.output))
     return launch("ds-bert pretrain", MODULE, forwarded(args, add_pretrain_arguments), machines, args.max_restarts)

@@ -1,7 +1,6 @@
 """A job from the side of the process that starts it: its launcher, its end, and what to tell the user."""
 
 import asyncio
-import contextlib
 import socket
 import subprocess
 import threading
@@ -9,9 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import IO
 
-import psutil
-
 from ds_bert.cluster.link import Link, LostError, connect
+from ds_bert.cluster.processes import kill_tree
 from ds_bert.cluster.verdict import LOST, Failure, Verdict
 
 # How long a launcher may take to notice that its ranks have ended. One whose host has vanished never does.
@@ -112,12 +110,4 @@ class Job:
     def _end_launcher(self) -> None:
         """End the launcher's processes on this machine, the ranks' among them."""
         for process in self._processes:
-            with contextlib.suppress(psutil.Error):
-                launcher = psutil.Process(process.pid)
-                parts = [*launcher.children(recursive=True), launcher]
-                for part in parts:
-                    with contextlib.suppress(psutil.Error):
-                        part.terminate()
-                for part in psutil.wait_procs(parts, timeout=LAUNCHER_GRACE_S)[1]:
-                    with contextlib.suppress(psutil.Error):
-                        part.kill()
+            kill_tree(process.pid, LAUNCHER_GRACE_S)

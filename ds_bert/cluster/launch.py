@@ -19,7 +19,7 @@ from ds_bert.cluster.hostfile import Host
 from ds_bert.cluster.hub import announce
 from ds_bert.cluster.interface import free_port
 from ds_bert.cluster.job import HubAddress, Job
-from ds_bert.cluster.remote import is_this_host, master_address, remote_python, ssh_command
+from ds_bert.cluster.remote import end_leftovers, is_this_host, master_address, remote_python, ssh_command
 from ds_bert.cluster.signals import ending_signals_to
 from ds_bert.cluster.supervised import STOPPED_TIMEOUT
 from ds_bert.cluster.supervisor import COMMAND, DEFAULT_TIMEOUT_S, HUB_PORT, JOB
@@ -133,7 +133,12 @@ def start(
     master_port = machines.master_port or free_port()
     with tempfile.TemporaryDirectory(prefix="ds_bert_") as folder:
         commands = _commands(machines, task, master, master_port, Path(folder))
-        yield Job(commands, HubAddress(master, hub_port, name, timeout_s), output)
+        job = Job(commands, HubAddress(master, hub_port, name, timeout_s), output)
+        try:
+            yield job
+        finally:
+            if job.verdict != Verdict() and not machines.is_local:
+                end_leftovers([host.name for host in hosts], task.encode())
 
 
 def _commands(machines: Machines, task: Task, master: str, port: int, folder: Path) -> list[list[str]]:

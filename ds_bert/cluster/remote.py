@@ -1,5 +1,6 @@
 """Commands on other hosts over ssh, and how those hosts reach each other."""
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -19,6 +20,7 @@ from ds_bert.errors import UserError, last_line
 # Asks nothing: a password prompt of one of many hosts would wait for ever, unseen.
 SSH = ("ssh", "-n", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 TIMEOUT_S = 30
+LEFTOVERS_TIMEOUT_S = 5
 
 PROBE = "import sys; from ds_bert.cluster.remote import probe; probe(*sys.argv[1:])"
 
@@ -60,6 +62,21 @@ def run_on(host: str, command: Sequence[str], timeout_s: float = TIMEOUT_S) -> s
             f"if it asks for a password: ssh-copy-id {host}"
         )
     return done
+
+
+def end_leftovers(hosts: Sequence[str], word: str) -> None:
+    """End processes of a failed job that cannot end themselves, such as stopped ones, on hosts that can be reached.
+
+    Args:
+        hosts: to look at.
+        word: that stands in the command lines of the job's processes and nowhere else.
+    """
+
+    def end(host: str) -> None:
+        with contextlib.suppress(UserError):
+            run_on(host, ["pkill", "-KILL", "-f", word], LEFTOVERS_TIMEOUT_S)
+
+    on_all(hosts, end)
 
 
 def probe(towards: str = "") -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import psutil
 
+from ds_bert.cluster.processes import StoppedFor
 from ds_bert.cluster.verdict import FAILED, FOLLOWED, USER_ERROR
 from ds_bert.errors import UserError, first_line
 
@@ -57,20 +58,16 @@ def _is_broken_connection(error: BaseException) -> bool:
 def die_with_supervisor() -> None:
     """From now on this process ends when its supervisor does, and ends it if that is stopped for too long."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    supervisor = psutil.Process(os.getppid())
     timeout_s = float(os.environ[STOPPED_TIMEOUT])
-    threading.Thread(target=_end_if_stopped, args=(supervisor, timeout_s), daemon=True).start()
+    threading.Thread(target=_end_if_stopped, args=(os.getppid(), timeout_s), daemon=True).start()
 
 
-def _end_if_stopped(process: psutil.Process, timeout_s: float) -> None:
-    stopped_since = None
+def _end_if_stopped(pid: int, timeout_s: float) -> None:
     with contextlib.suppress(psutil.Error):
-        while True:
-            stopped = process.status() == psutil.STATUS_STOPPED
-            stopped_since = (stopped_since or time.monotonic()) if stopped else None
-            if stopped_since and time.monotonic() - stopped_since > timeout_s:
-                process.kill()
+        stopped = StoppedFor(pid)
+        while stopped.seconds() <= timeout_s:
             time.sleep(POLL_S)
+        psutil.Process(pid).kill()
 
 
 class StopRequest:

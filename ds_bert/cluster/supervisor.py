@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from dataclasses import dataclass
 
 import psutil
@@ -21,6 +20,7 @@ from ds_bert.cluster.hub import Hub, announce
 from ds_bert.cluster.interface import interface_environment
 from ds_bert.cluster.link import Link, LostError, connect
 from ds_bert.cluster.place import Place, find_place
+from ds_bert.cluster.processes import StoppedFor, kill_tree
 from ds_bert.cluster.signals import ENDING
 from ds_bert.cluster.supervised import REPORT_FD, STARTED_BY, STOPPED_TIMEOUT
 from ds_bert.cluster.verdict import FAILED, LOST, Failure, Verdict
@@ -110,7 +110,7 @@ class Supervisor:
             for task in (self._listen(), self._wait_for_rank(report), self._watch_for_stopped(), self._watch_parent())
         ]
         verdict = await self._verdict
-        self._kill_rank()
+        kill_tree(self._process.pid)
         await self._process.wait()
         if hub:
             self._say(verdict, has_starter=hub.has_starter)
@@ -213,33 +213,18 @@ class Supervisor:
 
     async def _watch_for_stopped(self) -> None:
         """Notice a rank that is stopped (SIGSTOP, a debugger) for too long."""
-        stopped_since = None
+        pid, timeout_s = self._process.pid, self.settings.timeout_s
         with contextlib.suppress(psutil.Error):
-            rank = psutil.Process(self._process.pid)
-            while True:
-                now = time.monotonic()
-                stopped = rank.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-                stopped_since = (stopped_since or now) if stopped else None
-                if stopped_since and now - stopped_since > self.settings.timeout_s:
-                    self._fail(
-                        FAILED, f"its process {rank.pid} was stopped (SIGSTOP) for {self.settings.timeout_s:g} s"
-                    )
-                    return
+            stopped = StoppedFor(pid)
+            while stopped.seconds() <= timeout_s:
                 await asyncio.sleep(POLL_S)
+            self._fail(FAILED, f"its process {pid} was stopped (SIGSTOP) for {timeout_s:g} s")
 
     async def _watch_parent(self) -> None:
         """Notice that the launcher on this host has ended without ending its ranks."""
         while os.getppid() == self._parent:
             await asyncio.sleep(POLL_S)
         self._fail(FAILED, f"the launcher's process {self._parent} on its host has ended")
-
-    def _kill_rank(self) -> None:
-        """End the rank with what it started."""
-        with contextlib.suppress(psutil.Error):
-            rank = psutil.Process(self._process.pid)
-            for process in [*rank.children(recursive=True), rank]:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
 
 
 def _describe_exit(code: int) -> str:

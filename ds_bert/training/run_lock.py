@@ -11,6 +11,16 @@ from ds_bert.errors import UserError
 LOCK_FILE = ".lock"
 
 
+def check_free(run_folder: Path) -> None:
+    """Notice a run that is going on in this folder before ranks are started.
+
+    Raises:
+        UserError: see `hold`.
+    """
+    if (run_folder / LOCK_FILE).is_file():
+        hold(run_folder).close()
+
+
 def hold(run_folder: Path) -> IO:
     """Take the run folder for this process, until it ends or the returned file is closed.
 
