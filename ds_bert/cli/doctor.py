@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import os
 
 from ds_bert.cli.machines import add_machines_arguments, find_machines
 from ds_bert.cluster.device import choose_device
@@ -27,7 +28,9 @@ def run(args: argparse.Namespace) -> int:
     from ds_bert.doctor.findings import FAILED, WARNING
 
     ops, memory = _look_at_job(args, machines.world_size)
-    questions = Questions(args.data, args.output, args.master_port, ops)
+    # On other hosts commands start in the home folder.
+    data, output = (path and os.path.abspath(path) for path in (args.data, args.output))
+    questions = Questions(os.getcwd(), data, output, args.master_port, ops)
     findings = []
     for finding in examine(machines, questions, memory):
         findings.append(finding)
@@ -55,9 +58,11 @@ def _look_at_job(args: argparse.Namespace, world_size: int) -> tuple:
     ops = tuple(needed_ops(config))
     if not (args.data and args.model):
         return ops, None
+    import torch
+
     from ds_bert.data.prepared import PreparedData
     from ds_bert.doctor.memory import estimate_memory
-    from ds_bert.modeling import load_config
+    from ds_bert.modeling import build_model, load_config
     from ds_bert.resolution import resolve_batch_sizes
 
     data = PreparedData(args.data)
@@ -66,7 +71,9 @@ def _look_at_job(args: argparse.Namespace, world_size: int) -> tuple:
     model_config = load_config(args.model, tokenizer, int(lengths.max()), trust_remote_code=args.trust_remote_code)
     _, micro_batch_size, _ = resolve_batch_sizes(config, world_size)
     tokens = int(micro_batch_size * (lengths.mean() if section.execution.packed else lengths.max()))
-    return ops, estimate_memory(model_config, config, section, tokens=tokens, world_size=world_size)
+    with torch.device("meta"):
+        model = build_model(args.model, model_config, from_config=True, trust_remote_code=args.trust_remote_code)
+    return ops, estimate_memory(model, config, section, tokens=tokens, world_size=world_size)
 
 
 def _print(finding) -> None:

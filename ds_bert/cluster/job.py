@@ -1,6 +1,7 @@
 """A job from the side of the process that starts it: its launcher, its end, and what to tell the user."""
 
 import asyncio
+import dataclasses
 import socket
 import subprocess
 import threading
@@ -10,11 +11,22 @@ from typing import IO
 
 from ds_bert.cluster.link import Link, LostError, connect
 from ds_bert.cluster.processes import kill_tree
-from ds_bert.cluster.verdict import LOST, Failure, Verdict
+from ds_bert.cluster.verdict import FAILED, LOST, Failure, Verdict
 
 # How long a launcher may take to notice that its ranks have ended. One whose host has vanished never does.
 LAUNCHER_GRACE_S = 5.0
 POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Command:
+    """A process of the launcher on this machine."""
+
+    words: list[str]
+    rank: int = 0
+    """The first that it starts."""
+    host: str = "this machine"
+    """Where it starts ranks."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +43,24 @@ class Job:
     """A running job.
 
     Args:
-        commands: of its launcher; several where it is one process for each host.
+        commands: of its launcher: one, or one for each host.
         hub: of the job.
         output: file for what the ranks print; None for this process's own streams.
     """
 
-    def __init__(self, commands: list[list[str]], hub: HubAddress, output: IO | None = None) -> None:
+    def __init__(self, commands: list[Command], hub: HubAddress, output: IO | None = None) -> None:
         self.verdict: Verdict | None = None
         """How it ended, as soon as that is known; None to the end if its ranks never came up."""
-        self._hub = hub
+        self._commands, self._hub = commands, hub
         self._link: Link | None = None
         # In a session of its own: a Ctrl-C at the terminal reaches this process alone, which passes it on.
         self._processes = [
-            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+            subprocess.Popen(
+                command.words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
             for command in commands
         ]
+        self._some_failed_at: float | None = None
         self._loop = asyncio.new_event_loop()
         self._observing = threading.Thread(target=self._loop.run_until_complete, args=(self._observe(),), daemon=True)
         self._observing.start()
@@ -74,11 +89,26 @@ class Job:
     def poll(self) -> int | None:
         """The exit code, None while it runs."""
         if not self._ended():
+            self._notice_failed_command()
             return None
         self._observing.join(timeout=LAUNCHER_GRACE_S)
         codes = [process.returncode for process in self._processes]
         first = next((code for code in codes if code), 0)
         return first if first >= 0 else 128 - first
+
+    def _notice_failed_command(self) -> None:
+        """End the job when one host's ranks cannot start: the others would wait for them until the timeout."""
+        failed = [(c, p) for c, p in zip(self._commands, self._processes, strict=True) if p.poll()]
+        if not failed or self.verdict:
+            return
+        self._some_failed_at = self._some_failed_at or time.monotonic()
+        if time.monotonic() - self._some_failed_at < LAUNCHER_GRACE_S:
+            return
+        command, process = failed[0]
+        reason = f"the launcher on its host ended (exit code {process.returncode}); what it said is above"
+        failure = Failure(FAILED, command.rank, command.host, reason)
+        self._send({"failed": dataclasses.asdict(failure)})
+        self.verdict = Verdict(failure)
 
     def wait(self) -> int:
         """Wait until it has ended, and return the exit code."""

@@ -1,6 +1,7 @@
 """Starting the ranks of a job, on this machine or on the hosts of a hostfile, and seeing them to their end."""
 
 import base64
+import itertools
 import json
 import os
 import secrets
@@ -18,7 +19,7 @@ from typing import IO
 from ds_bert.cluster.hostfile import Host
 from ds_bert.cluster.hub import announce
 from ds_bert.cluster.interface import free_port
-from ds_bert.cluster.job import HubAddress, Job
+from ds_bert.cluster.job import Command, HubAddress, Job
 from ds_bert.cluster.remote import end_leftovers, is_this_host, master_address, remote_python, ssh_command
 from ds_bert.cluster.signals import ending_signals_to
 from ds_bert.cluster.supervised import STOPPED_TIMEOUT
@@ -141,8 +142,8 @@ def start(
                 end_leftovers([host.name for host in hosts], task.encode())
 
 
-def _commands(machines: Machines, task: Task, master: str, port: int, folder: Path) -> list[list[str]]:
-    """The launcher's command lines; files they need are written into `folder`."""
+def _commands(machines: Machines, task: Task, master: str, port: int, folder: Path) -> list[Command]:
+    """The launcher's processes; files they need are written into `folder`."""
     word = task.encode()
     if machines.is_local:
         options = [f"--num_gpus={machines.num_procs}"]
@@ -154,7 +155,11 @@ def _commands(machines: Machines, task: Task, master: str, port: int, folder: Pa
     program = [sys.executable, "-u", "-m", WORKER, word]
     _check_installed(launcher)
     if launcher == "ssh":
-        return [_over_ssh(hosts, node, master, port, word) for node in range(len(hosts))]
+        first_ranks = itertools.accumulate((len(host.slots) for host in hosts), initial=0)
+        return [
+            Command(_over_ssh(hosts, node, master, port, word), rank, host.name)
+            for node, (host, rank) in enumerate(zip(hosts, first_ranks, strict=False))
+        ]
     if launcher == "pdsh":
         options = ["--launcher=pdsh", *_hosts_options(folder, hosts), f"--master_addr={master}", "--force_multi"]
         return [_deepspeed(port, options, word)]
@@ -168,14 +173,15 @@ def _commands(machines: Machines, task: Task, master: str, port: int, folder: Pa
     # DeepSpeed's launcher loses --module with these two.
     if launcher == "mpich":
         variables = ["-genv", "MASTER_ADDR", master, "-genv", "MASTER_PORT", str(port)]
-        return [["mpirun", "-n", str(world_size), "-ppn", str(per_host), *variables, "-hosts", names, *program]]
+        words = ["mpirun", "-n", str(world_size), "-ppn", str(per_host), *variables, "-hosts", names, *program]
+        return [Command(words)]
     variables = f"--export=ALL,MASTER_ADDR={master},MASTER_PORT={port}"
     where = [f"--nodelist={names}", f"--nodes={len(hosts)}", f"--ntasks-per-node={per_host}"]
-    return [["srun", f"--ntasks={world_size}", *where, "--kill-on-bad-exit=0", variables, *program]]
+    return [Command(["srun", f"--ntasks={world_size}", *where, "--kill-on-bad-exit=0", variables, *program])]
 
 
-def _deepspeed(port: int, options: list[str], word: str) -> list[str]:
-    return [*launcher_command(port, options), "--no_local_rank", "--module", WORKER, word]
+def _deepspeed(port: int, options: list[str], word: str) -> Command:
+    return Command([*launcher_command(port, options), "--no_local_rank", "--module", WORKER, word])
 
 
 def launcher_command(port: int, options: list[str]) -> list[str]:

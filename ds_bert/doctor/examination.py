@@ -41,9 +41,7 @@ def examine(machines: Machines, questions: Questions, memory: MemoryEstimate | N
             if machines.hosts:
                 yield Finding(OK, "ssh", answer.host, "logs in without a question")
     if reports:
-        yield from judge(
-            reports, data=questions.data, output=questions.output, port=questions.port, memory=memory
-        )  # fmt: skip
+        yield from judge(reports, questions, memory)
     if len(reports) < len(hosts):
         mend = "mend the hosts above first"
         yield Finding(FAILED, "all-reduce", "", "not tried: it needs all hosts", mend)

@@ -70,7 +70,7 @@ def _hosts_that_do_not_see(folder: str) -> list[str]:
 
     import torch.distributed as dist
 
-    existing = Path(folder).absolute()
+    existing = Path(folder)
     while not existing.is_dir():
         existing = existing.parent
     named = [str(existing / f".ds_bert_doctor_{os.getpid()}")]

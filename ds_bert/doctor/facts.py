@@ -32,10 +32,12 @@ PROBE_BYTES = 4 << 20
 class Questions:
     """What to look at."""
 
+    folder: str
+    """That ranks will work in."""
     data: str | None = None
-    """Prepared data."""
+    """Prepared data; the absolute path."""
     output: str | None = None
-    """A run folder, which need not exist."""
+    """A run folder, which need not exist; the absolute path."""
     port: int | None = None
     """Of rank 0, on its host."""
     ops: tuple[str, ...] = ()
@@ -51,6 +53,7 @@ def main() -> None:
     facts = {
         "versions": versions(),
         "own_name": own_name(),
+        "has_folder": os.path.isdir(questions.folder),
         "shared_memory": shutil.disk_usage(SHARED_MEMORY).free if os.path.isdir(SHARED_MEMORY) else None,
         "memory": psutil.virtual_memory().available,
         "gpus": gpus(),
@@ -123,7 +126,7 @@ def data(folder: str) -> dict:
 
 def output(folder: Path) -> dict:
     """Free bytes where a run folder is or would be, and why nothing can be written there."""
-    existing = folder.absolute()
+    existing = folder
     while not existing.is_dir():
         existing = existing.parent
     probe = existing / f".ds_bert_doctor_{socket.gethostname()}_{os.getpid()}"

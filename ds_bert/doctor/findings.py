@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ds_bert.doctor.facts import SHARED_MEMORY
+from ds_bert.doctor.facts import SHARED_MEMORY, Questions
 from ds_bert.doctor.memory import MemoryEstimate
 
 OK, WARNING, FAILED = "ok", "warning", "failed"
@@ -45,25 +45,26 @@ class Report:
     """This machine's time (seconds since the epoch) when the facts arrived."""
 
 
-def judge(
-    reports: list[Report], *, data: str | None, output: str | None, port: int | None, memory: MemoryEstimate | None
-) -> Iterator[Finding]:
+def judge(reports: list[Report], questions: Questions, memory: MemoryEstimate | None) -> Iterator[Finding]:
     """The findings about all hosts.
 
     Args:
         reports: in the hostfile's order; at least one.
-        data, output, port: as the user gave them.
+        questions: that the facts answer.
         memory: of a rank, if the model is known.
     """
     yield from _versions(reports)
     for report in reports:
+        if not report.facts["has_folder"]:
+            mend = f"start from a folder that all hosts have, or: ssh {report.host} mkdir -p {questions.folder}"
+            yield Finding(FAILED, "folder", report.host, f"has no {questions.folder}, where ranks would work", mend)
         yield from _own_name(report)
-    if port:
-        yield _port(reports[0], port)
-    if data:
-        yield from _data(reports, data)
+    if questions.port:
+        yield _port(reports[0], questions.port)
+    if questions.data:
+        yield from _data(reports, questions.data)
     for report in reports:
-        if output:
+        if questions.output:
             yield from _output(report, memory)
         yield from _host(report, memory)
     yield from _clocks(reports)

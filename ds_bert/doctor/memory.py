@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from transformers import PretrainedConfig
+from transformers import PreTrainedModel
 
 from ds_bert.config import DsBertConfig
 
@@ -36,39 +36,29 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    model_config: PretrainedConfig, ds_config: dict, section: DsBertConfig, *, tokens: int, world_size: int
+    model: PreTrainedModel, ds_config: dict, section: DsBertConfig, *, tokens: int, world_size: int
 ) -> MemoryEstimate:
     """Estimate the memory of a rank.
 
     Args:
-        model_config: of an encoder with a masked-language-modelling head.
+        model: an encoder with a masked-language-modelling head; it may be on the meta device.
         ds_config: the DeepSpeed configuration.
         section: its section "ds_bert".
         tokens: of a micro-batch, padding included where samples are padded.
         world_size: number of ranks.
     """
-    parameters = count_parameters(model_config)
+    parameters = model.num_parameters()
     half = any(ds_config.get(key, {}).get("enabled") for key in ("bf16", "fp16"))
     stage = ds_config.get("zero_optimization", {}).get("stage", 0)
     weights, gradients, moments = (2, 2, 12) if half else (4, 4, 8)  # in half precision with fp32 master weights
     per_parameter = weights + gradients / (world_size if stage >= 2 else 1) + moments / (world_size if stage else 1)
     # Autocast computes in 16 bits with fp32 weights.
     wide = 1 if half or ds_config.get("torch_autocast", {}).get("enabled") else 2
-    hidden = getattr(model_config, "hidden_size", 0)
+    hidden = getattr(model.config, "hidden_size", 0)
     layer = LAYER_BYTES * wide * tokens * hidden
-    layers = getattr(model_config, "num_hidden_layers", 0)
+    layers = getattr(model.config, "num_hidden_layers", 0)
     inputs_only = section.execution.gradient_checkpointing
     kept = layer + 2 * wide * tokens * hidden * layers if inputs_only else layer * layers
     # Scores over the vocabulary and their gradient, in fp32, at masked positions.
-    scores = 2 * 4 * section.masking.probability * tokens * model_config.vocab_size
+    scores = 2 * 4 * section.masking.probability * tokens * model.config.vocab_size
     return MemoryEstimate(parameters, parameters * per_parameter, kept + scores)
-
-
-def count_parameters(model_config: PretrainedConfig) -> int:
-    """Of the model, without allocating it."""
-    import torch
-    from transformers import AutoModelForMaskedLM
-
-    with torch.device("meta"):
-        model = AutoModelForMaskedLM.from_config(model_config)
-    return sum(parameter.numel() for parameter in model.parameters())

@@ -3,13 +3,18 @@
 import contextlib
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM
 from two_hosts import set_rate
 
+from ds_bert.config import DsBertConfig
+from ds_bert.doctor.memory import estimate_memory
 from tests.cluster.job_runs import CONFIG
 
 LISTEN = "import socket, time; s = socket.create_server(('', 29871)); print('listens', flush=True); time.sleep(600)"
@@ -28,8 +33,8 @@ def job(folder, prepared, small_model) -> list:
     return [*words, "--output", folder / "runs" / "new"]
 
 
-def examine(hosts, *words) -> tuple[int, list[dict]]:
-    done = hosts.ds_bert("doctor", *words, "--json")
+def examine(hosts, *words, **options) -> tuple[int, list[dict]]:
+    done = hosts.ds_bert("doctor", *words, "--json", **options)
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)
     assert report["ok"] == (done.returncode == 0)
@@ -73,7 +78,10 @@ def test_each_fault_has_its_own_message(ssh_hosts, job, folder, prepared):
     metadata = importlib.metadata.distribution("deepspeed")._path / "METADATA"
     (folder / "METADATA").write_text(metadata.read_text().replace(f"Version: {installed}", "Version: 0.1.2", 1))
     (folder / "hosts").write_text("127.0.0.1 localhost node-b\n10.78.0.1 node-a\n")
+    (folder / "work" / "here").mkdir(parents=True)
+    there = {"cwd": folder / "work" / "here", "env": {"PYTHONPATH": os.getcwd()}}
     mounts = [
+        ["-t", "tmpfs", "tmpfs", folder / "work"],
         ["--bind", folder / "METADATA", metadata],
         ["--bind", folder / "hosts", "/etc/hosts"],
         ["-t", "tmpfs", "tmpfs", prepared],
@@ -84,7 +92,9 @@ def test_each_fault_has_its_own_message(ssh_hosts, job, folder, prepared):
     try:
         with mounted(ssh_hosts, 1, *mounts):
             words = ["--hostfile", ssh_hosts.hostfile, *job, "--master_port", 29871]
-            code, findings = examine(ssh_hosts, *words)
+            code, findings = examine(ssh_hosts, *words, **there)
+            words = ["pretrain", "--hostfile", ssh_hosts.hostfile, *job, "--max-steps", 1]
+            training = ssh_hosts.ds_bert(*words, **there, timeout=50)
     finally:
         user.kill()
         user.wait()
@@ -97,9 +107,33 @@ def test_each_fault_has_its_own_message(ssh_hosts, job, folder, prepared):
     assert "is not the same folder as on the first host" in failed["shared output", "node-b"]
     assert failed["port", "node-a"].startswith("29871: Address already in use: by process")
     assert "node-b, resolves to 127.0.0.1" in of(findings, "warning")["host name", "node-b"]
+    assert failed["folder", "node-b"] == f"has no {folder}/work/here, where ranks would work"
     mends = {one["check"]: one["mend"] for one in findings if one["level"] == "failed"}
     assert f"pip install deepspeed=={installed}" in mends["versions"]
+    said = "rank 1 on node-b failed first: the launcher on its host ended (exit code 1); what it said is above"
+    assert training.stderr.splitlines()[-1] == f"ds-bert pretrain: error: {said}"
+    assert f"No such file or directory: '{folder}/work/here'" in training.stderr + training.stdout
     assert mends["data"] == f"ssh node-a rsync -a {prepared}/ node-b:{prepared}/"
+
+
+@pytest.mark.parametrize(
+    ("config", "bytes_a_parameter", "wide"),
+    [
+        ({}, 4 + 4 + 8, 2),
+        ({"zero_optimization": {"stage": 1}}, 4 + 4 + 8 / 4, 2),
+        ({"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}, 2 + 2 / 4 + 12 / 4, 1),
+    ],
+)
+def test_the_estimate_of_memory_is_the_documented_one(config, bytes_a_parameter, wide):
+    with torch.device("meta"):
+        model = BertForMaskedLM(BertConfig())
+    # Embeddings, 12 layers, the head's transform and its bias, as counted by hand for BERT base.
+    layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
+    parameters = (30522 + 512 + 2 + 2) * 768 + 12 * layer + 768 * 768 + 3 * 768 + 30522
+    found = estimate_memory(model, config, DsBertConfig(), tokens=1000, world_size=4)
+    assert found.parameters == parameters
+    assert found.states == pytest.approx(bytes_a_parameter * parameters)
+    assert found.activations == pytest.approx(12 * 34 * wide * 1000 * 768 + 2 * 4 * 150 * 30522)
 
 
 def test_a_slow_cable_is_a_warning_with_its_figure(ssh_hosts):
