@@ -7,6 +7,7 @@ from pathlib import Path
 from ds_bert.cli.machines import add_machines_arguments, add_max_restarts, find_machines
 from ds_bert.cluster.device import choose_device
 from ds_bert.cluster.place import started_as_rank
+from ds_bert.errors import UsageError
 from ds_bert.training.options import add_pretrain_arguments, forwarded
 
 MODULE = "ds_bert.training.pretrain"
@@ -23,6 +24,12 @@ def run(args: argparse.Namespace) -> int:
     if started_as_rank():
         from ds_bert.cluster.supervisor import COMMAND, supervise_rank
 
+        for option in ("num_procs", "hostfile"):
+            if getattr(args, option):
+                raise UsageError(
+                    f"--{option.replace('_', '-')}: this is one of several ranks that a launcher (srun, mpirun, torchrun) "
+                    "started; leave the option out, or start the command once"
+                )
         os.environ.setdefault(COMMAND, "ds-bert pretrain")
         return supervise_rank(MODULE, forwarded(args, add_pretrain_arguments))
     choose_device()

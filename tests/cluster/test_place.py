@@ -2,6 +2,7 @@
 
 import pytest
 
+from ds_bert.cli.main import main
 from ds_bert.cluster.place import find_place, started_as_rank
 from ds_bert.errors import UserError
 
@@ -86,3 +87,12 @@ def test_a_variable_that_is_no_number_is_named():
 def test_a_rank_that_cannot_be_is_an_error():
     with pytest.raises(UserError, match="torchrun: rank 4 of 4 cannot be"):
         find_place({**TORCHRUN, "RANK": "4"})
+
+
+@pytest.mark.parametrize("option", ["--num-procs", "--hostfile"])
+def test_a_rank_of_a_launcher_is_not_to_start_ranks_itself(option, monkeypatch, capsys):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    words = ["pretrain", "--data", "d", "--output", "o", "--deepspeed_config", "c", "--max-steps", "1"]
+    assert main([*words, option, "2"]) == 2
+    assert f"{option}: this is one of several ranks that a launcher" in capsys.readouterr().err
