@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
         for option in ("num_procs", "hostfile"):
             if getattr(args, option):
                 raise UsageError(
-                    f"--{option.replace('_', '-')}: this is one of several ranks that a launcher (srun, mpirun, torchrun) "
+                    f"--{option.replace('_', '-')}: this is one of several ranks that srun, mpirun or torchrun "
                     "started; leave the option out, or start the command once"
                 )
         os.environ.setdefault(COMMAND, "ds-bert pretrain")
