@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from ds_bert.cluster import environment
 from ds_bert.cluster.hostfile import Host
 from ds_bert.cluster.hub import announce
 from ds_bert.cluster.interface import free_port
@@ -32,9 +33,6 @@ WORKER = "ds_bert.cluster.worker"
 LAUNCHERS = ("ssh", "pdsh", "openmpi", "mpich", "slurm")
 # Its errors say which of its processes ended, at length; our verdict says why.
 LAUNCHER_LOG_LEVEL = "critical"
-
-# Variables of this shell that the ranks on other hosts get too, as those on this machine do.
-FORWARDED = ("DS_", "GLOO_", "NCCL_", "TORCH", "PYTORCH_", "HF_", "OMP_", "MKL_", "TOKENIZERS_", "TQDM_", "WANDB_")
 
 
 @dataclass(frozen=True)
@@ -124,12 +122,13 @@ def start(
     master = "127.0.0.1" if machines.is_local else machines.master_addr or master_address(hosts)
     hub_port, timeout_s = free_port(), machines.timeout_s
     name = secrets.token_hex(8)
+    ours = {JOB: name, HUB_PORT: str(hub_port), STOPPED_TIMEOUT: str(timeout_s), COMMAND: command}
     task = Task(
         module,
         arguments,
         os.getcwd(),
-        settings={JOB: name, HUB_PORT: str(hub_port), STOPPED_TIMEOUT: str(timeout_s), COMMAND: command},
-        environment={key: value for key, value in os.environ.items() if key.startswith(FORWARDED)},
+        settings={**environment.of_deepspeed_env(), **ours},
+        environment=environment.of_this_shell(),
     )
     master_port = machines.master_port or free_port()
     with tempfile.TemporaryDirectory(prefix="ds_bert_") as folder:

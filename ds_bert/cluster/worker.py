@@ -24,7 +24,7 @@ class Task:
     settings: dict[str, str]
     """Variables to set."""
     environment: dict[str, str]
-    """Variables to set where they are not set on the rank's host or in `.deepspeed_env`."""
+    """Variables to set where they are not set on the rank's host."""
 
     def encode(self) -> str:
         return base64.urlsafe_b64encode(json.dumps(asdict(self)).encode()).decode()
