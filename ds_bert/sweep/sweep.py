@@ -9,7 +9,6 @@ from typing import Any
 
 import optuna
 from optuna.trial import Trial, TrialState
-from tqdm import tqdm
 
 from ds_bert.cluster.launch import Machines
 from ds_bert.config import MAX_INT, SECTION, read_json
@@ -21,6 +20,7 @@ from ds_bert.sweep.report import write_report
 from ds_bert.sweep.space import Parameter, combinations
 from ds_bert.sweep.trial_config import MICRO_BATCH, check_path, frees_micro_batch, trial_config
 from ds_bert.sweep.trial_run import Outcome, mean_of_last, run_trial
+from ds_bert.training.progress import progress_bar
 from ds_bert.training.setup import set_up_run
 
 STORAGE, STUDY = "study.db", "ds_bert"
@@ -92,7 +92,9 @@ class Sweep:
             UserError: all trials failed.
         """
         done = sum(trial.state.is_finished() for trial in self.study.trials)
-        for _ in tqdm(range(done, self.num_trials), initial=done, total=self.num_trials, desc="sweep", unit="trial"):
+        for _ in progress_bar(
+            range(done, self.num_trials), initial=done, total=self.num_trials, desc="sweep", unit="trial"
+        ):
             self._run_one(self._next_trial())
             write_report(self.folder, self.study.trials)
         failed = [trial for trial in self.study.trials if trial.state == TrialState.FAIL]

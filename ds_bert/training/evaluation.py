@@ -8,7 +8,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ds_bert.data.collator import Collator, MaskedBatch, MaskedLMDataset
@@ -16,6 +15,7 @@ from ds_bert.data.masking import EVALUATION_MASKS, TokenMasker
 from ds_bert.data.prepared import PreparedSplit
 from ds_bert.modeling import MaskedPositionHead, masked_lm_loss, num_correct
 from ds_bert.training.agreement import rank_and_world
+from ds_bert.training.progress import progress_bar
 
 # Not the run's seed: a model is compared with others on the same masks.
 EVALUATION_SEED = 0
@@ -52,7 +52,7 @@ class Evaluator:
     def batches(self, rank: int, world_size: int) -> Iterator[MaskedBatch]:
         order = np.argsort(self.dataset.split.lengths, kind="stable")
         starts = range(0, len(order), self.micro_batch_size)[rank::world_size]
-        for start in tqdm(starts, desc="evaluate", leave=False, disable=rank != 0, unit="batch"):
+        for start in progress_bar(starts, desc="evaluate", leave=False, disable=rank != 0, unit="batch"):
             yield self.collate([self.dataset[int(i)] for i in order[start : start + self.micro_batch_size]])
 
     def __call__(self, model: nn.Module, head: MaskedPositionHead, device: torch.device) -> dict[str, float]:
