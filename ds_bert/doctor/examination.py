@@ -13,11 +13,10 @@ from ds_bert.cluster.launch import Machines, start
 from ds_bert.cluster.remote import on_all, remote_python, run_on
 from ds_bert.doctor.exchange import ANSWER
 from ds_bert.doctor.facts import Questions
-from ds_bert.doctor.findings import FAILED, OK, Finding, Report, judge, judge_exchange
+from ds_bert.doctor.findings import FAILED, OK, THIS_HOST, Finding, Report, judge, judge_exchange
 from ds_bert.doctor.memory import MemoryEstimate
 from ds_bert.errors import UserError, last_line
 
-THIS_HOST = "this machine"
 # Compiling DeepSpeed's ops takes minutes on some machines.
 FACTS_TIMEOUT_S = 600.0
 EXCHANGE_TIMEOUT_S = 30.0

@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import json
 import os
+import socket
 import statistics
 import sys
 import time
@@ -59,15 +60,19 @@ def _exchange(folder: str) -> None:
         # Of the ring algorithm, what passes each rank's interface: 2 (n - 1) / n times the values (as in nccl-tests).
         passed = 2 * (dist.get_world_size() - 1) / dist.get_world_size() * LARGE
         interface = os.environ.get(NCCL if on_gpu else GLOO)
-        answer = {"latency_s": small, "bits_per_s": 8 * passed / large, "interface": interface, "unseen": unseen}
+        answer = {
+            "ranks": dist.get_world_size(),
+            "latency_s": small,
+            "bits_per_s": 8 * passed / large,
+            "interface": interface,
+            "unseen": unseen,
+        }
         print(ANSWER, json.dumps(answer), flush=True)
     dist.destroy_process_group()
 
 
 def _hosts_that_do_not_see(folder: str) -> list[str]:
     """Hosts that do not see what rank 0's host writes into the nearest folder that exists."""
-    import socket
-
     import torch.distributed as dist
 
     existing = Path(folder)
@@ -84,6 +89,8 @@ def _hosts_that_do_not_see(folder: str) -> list[str]:
     dist.all_gather_object(seen, (socket.gethostname(), probe.exists()))
     if dist.get_rank() == 0:
         probe.unlink(missing_ok=True)
+    if not seen[0][1]:
+        return []  # rank 0's host cannot write there, which its facts say
     return sorted({host for host, sees in seen if not sees})
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ds_bert.doctor.facts import SHARED_MEMORY, Questions
 from ds_bert.doctor.memory import MemoryEstimate
 
+THIS_HOST = "this machine"
 OK, WARNING, FAILED = "ok", "warning", "failed"
 
 # A gigabit Ethernet gives 0.93; what is slower is slower than any network that was meant for training.
@@ -45,6 +46,10 @@ class Report:
     """This machine's time (seconds since the epoch) when the facts arrived."""
 
 
+def _on(host: str, command: str) -> str:
+    return command if host == THIS_HOST else f"ssh {host} {command}"
+
+
 def judge(reports: list[Report], questions: Questions, memory: MemoryEstimate | None) -> Iterator[Finding]:
     """The findings about all hosts.
 
@@ -56,9 +61,10 @@ def judge(reports: list[Report], questions: Questions, memory: MemoryEstimate | 
     yield from _versions(reports)
     for report in reports:
         if not report.facts["has_folder"]:
-            mend = f"start from a folder that all hosts have, or: ssh {report.host} mkdir -p {questions.folder}"
+            mend = f"start from a folder that all hosts have, or: {_on(report.host, f'mkdir -p {questions.folder}')}"
             yield Finding(FAILED, "folder", report.host, f"has no {questions.folder}, where ranks would work", mend)
-        yield from _own_name(report)
+        if len(reports) > 1:
+            yield from _own_name(report)
     if questions.port:
         yield _port(reports[0], questions.port)
     if questions.data:
@@ -79,7 +85,7 @@ def _versions(reports: list[Report]) -> Iterator[Finding]:
             if version == first[name]:
                 continue
             same = False
-            mend = f"ssh {report.host} {sys.executable} -m pip install {name}=={first[name]}"
+            mend = _on(report.host, f"{sys.executable} -m pip install {name}=={first[name]}")
             if name in ("python", "ds_bert"):
                 mend = f"make {report.host}'s environment as {reports[0].host}'s was made"
             # The same minor version of Python runs and pickles the same.
@@ -88,7 +94,7 @@ def _versions(reports: list[Report]) -> Iterator[Finding]:
             yield Finding(WARNING if minor else FAILED, "versions", report.host, text, mend)
     missing = [name for name, version in first.items() if version == "missing"]
     if missing:
-        mend = f"{sys.executable} -m pip install {' '.join(missing)}"
+        mend = _on(reports[0].host, f"{sys.executable} -m pip install {' '.join(missing)}")
         yield Finding(FAILED, "versions", reports[0].host, f"{', '.join(missing)} is not installed", mend)
     elif same:
         yield Finding(OK, "versions", "", ", ".join(f"{name} {version}" for name, version in first.items()))
@@ -122,10 +128,11 @@ def _data(reports: list[Report], data: str) -> Iterator[Finding]:
     good = [report for report in reports if not report.facts["data"]["problem"]]
     source = good[0].host if good else ""
     for report in reports:
-        mend = f"ssh {source} rsync -a {data}/ {report.host}:{data}/" if good else "ds-bert prepare makes it"
+        mend = f"ssh {source} rsync -a {data}/ {report.host}:{data}/" if good else ""
         found = report.facts["data"]
         if found["problem"]:
-            yield Finding(FAILED, "data", report.host, found["problem"], mend)
+            problem, _, advice = found["problem"].partition("; ")
+            yield Finding(FAILED, "data", report.host, problem, mend or advice)
         elif found["hash"] != good[0].facts["data"]["hash"]:
             text = f"{data} is not the same as on {source} ({found['hash']}, {good[0].facts['data']['hash']} there)"
             yield Finding(FAILED, "data", report.host, text, mend)
@@ -138,12 +145,14 @@ def _output(report: Report, memory: MemoryEstimate | None) -> Iterator[Finding]:
     folder, free = found["folder"], f"{found['free'] / GB:.1f} GB free"
     # Two: the old checkpoint is kept until the new one is whole.
     need = 2 * memory.checkpoint if memory else LITTLE_SPACE
-    mend = f"make room there (df -h {folder}), or name another --output"
+    mend = f"make room there ({_on(report.host, f'df -h {folder}')}), or name another --output"
     if found["problem"] == "full":
         yield Finding(FAILED, "output", report.host, f"{folder} is full ({free})", mend)
     elif found["problem"]:
         text = f"{folder} cannot be written: {found['problem']}"
-        yield Finding(FAILED, "output", report.host, text, f"ssh {report.host} ls -ld {folder}, and chown or chmod it")
+        yield Finding(
+            FAILED, "output", report.host, text, _on(report.host, f"ls -ld {folder}") + ", and chown or chmod it"
+        )
     elif found["free"] < need:
         level = FAILED if memory else WARNING
         what = "two checkpoints of this model" if memory else "checkpoints of a small model"
@@ -194,7 +203,7 @@ def _clocks(reports: list[Report]) -> Iterator[Finding]:
         if abs(skew) > CLOCK_SKEW_S:
             side = "ahead of" if skew > 0 else "behind"
             text = f"its clock is {abs(skew):.0f} s {side} this machine's: logs and file times mislead"
-            yield Finding(WARNING, "clock", report.host, text, f"ssh {report.host} timedatectl set-ntp true")
+            yield Finding(WARNING, "clock", report.host, text, _on(report.host, "timedatectl set-ntp true"))
     if all(abs(skew) <= CLOCK_SKEW_S for skew in ahead) and len(reports) > 1:
         yield Finding(OK, "clock", "", f"within {CLOCK_SKEW_S:g} s of this machine's")
 
@@ -207,6 +216,9 @@ def judge_exchange(answer: dict, *, hosts: int, output: str | None) -> Iterator[
         hosts: number of them.
         output: as the user gave it.
     """
+    if answer["ranks"] == 1:
+        yield Finding(OK, "all-reduce", "", "one rank: nothing to exchange")
+        return
     speed, latency = answer["bits_per_s"], answer["latency_s"]
     text = f"{speed / 1e9:.2f} Gbit/s for 64 MB, {1e6 * latency:.0f} us for 1 KB, over {answer['interface']}"
     if hosts > 1 and speed < SLOW_BITS_PER_S:
@@ -217,10 +229,12 @@ def judge_exchange(answer: dict, *, hosts: int, output: str | None) -> Iterator[
         yield Finding(WARNING, "all-reduce", "", f"slow network: {text}", mend)
     else:
         yield Finding(OK, "all-reduce", "", text)
+    if hosts == 1 or not output:
+        return
     if answer["unseen"]:
         text = f"{output} is not the same folder as on the first host; checkpoints need a shared one to be resumed from"
         yield Finding(
             FAILED, "shared output", ", ".join(answer["unseen"]), text, "name an --output on a shared file system"
         )
-    elif output and hosts > 1:
+    else:
         yield Finding(OK, "shared output", "", "the same folder on all hosts")
