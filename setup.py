@@ -1,10 +1,12 @@
 """Packaging of ds_bert: version ranges and extras. requirements.txt holds the exact tested versions."""
 
+import runpy
+
 from setuptools import find_packages, setup
 
 setup(
     name="ds-bert",
-    version="0.1.0",
+    version=runpy.run_path("ds_bert/version.py")["__version__"],
     description="Fast BERT-type pretraining on DeepSpeed",
     python_requires=">=3.10",
     packages=find_packages(include=["ds_bert", "ds_bert.*"]),

@@ -22,9 +22,9 @@ from throughput import MASKED_SHARE, VOCABULARY, flops_per_token
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ds_bert.data import PreparedData
-from ds_bert.data.collator import MaskedLMDataset
-from ds_bert.data.masking import TokenMasker
-from ds_bert.data.pool import available_cores
+from ds_bert.data.batches.masked_dataset import MaskedLMDataset
+from ds_bert.data.batches.masking import TokenMasker
+from ds_bert.data.preparing.processes import available_cores
 from ds_bert.modeling import (
     PRESETS,
     MaskedPositionHead,

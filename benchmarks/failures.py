@@ -19,7 +19,7 @@ from pathlib import Path
 from record import setting, setting_lines, write
 from ssh_hosts import SshHosts
 
-from ds_bert.cluster.supervisor import DEFAULT_TIMEOUT_S
+from ds_bert.cluster.supervision.protocol import DEFAULT_TIMEOUT_S
 
 CONFIG = {"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}}}
 WAIT_S = 120

@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ds_bert.cluster.interface import free_port
-from ds_bert.cluster.launch import launcher_command
-from ds_bert.data.pool import available_cores
+from ds_bert.cluster.launching.launchers import launcher_command
+from ds_bert.cluster.network.interface import free_port
+from ds_bert.data.preparing.processes import available_cores
 from ds_bert.modeling import PRESETS, architecture
 from ds_bert.training.metrics import read_metrics
 

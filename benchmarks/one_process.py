@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import torch
 
 from ds_bert.data import PreparedData
-from ds_bert.data.collator import MaskedLMDataset, PaddingCollator
-from ds_bert.data.masking import TokenMasker
+from ds_bert.data.batches.collators import PaddingCollator
+from ds_bert.data.batches.masked_dataset import MaskedLMDataset
+from ds_bert.data.batches.masking import TokenMasker
 from ds_bert.modeling import MaskedPositionHead, build_model, load_config, masked_lm_loss
-from ds_bert.training.evaluation import Evaluator
+from ds_bert.training.evaluator import Evaluator
 
 PROBABILITY = 0.15
 

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
 import ds_bert
-from ds_bert.cluster.ops import skip_unused_comm_op
+from ds_bert.accelerator.compiled_ops import skip_unused_comm_op
 from ds_bert.modeling import MaskedPositionHead, masked_lm_loss
 from ds_bert.reduction import attach
 

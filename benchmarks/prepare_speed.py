@@ -29,9 +29,9 @@ import psutil
 from record import RESULTS, setting, setting_lines, write
 
 from ds_bert.data import PreparedData, PrepareSettings, load_tokenizer
-from ds_bert.data.pool import available_cores
-from ds_bert.data.prepare import prepare
-from ds_bert.data.sources import read_documents
+from ds_bert.data.preparing.documents import read_documents
+from ds_bert.data.preparing.prepare import prepare
+from ds_bert.data.preparing.processes import available_cores
 
 _DOCSTRING = re.compile(r'"""(.{100,}?)"""', re.DOTALL)
 

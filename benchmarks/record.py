@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from ds_bert.data.pool import available_cores
+from ds_bert.data.preparing.processes import available_cores
 
 RESULTS = Path(__file__).parent / "results"
 

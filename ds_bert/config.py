@@ -4,17 +4,17 @@ Everything here works on plain dictionaries and needs neither torch nor a proces
 before any rank starts.
 """
 
-import difflib
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ds_bert.errors import UserError
+from ds_bert.errors import UserError, did_you_mean
 
 SECTION = "ds_bert"
 
+MIB = 1 << 20  # bytes; what `bucket_size_mb` counts
 MAX_INT = 2**31 - 1  # what numpy and torch must hold in 32 bits
 
 Values = TypeVar("Values", bound="Section")
@@ -282,10 +282,3 @@ def _problem(model: Any, details: dict, path: str) -> str:
 def section_of(annotation: Any) -> type[Section]:
     """The section that a field holds, be it optional or not."""
     return next(kind for kind in (*get_args(annotation), annotation) if isinstance(kind, type))
-
-
-def did_you_mean(word: str, valid: list[str]) -> str:
-    """The end of an error about a name that is not in `valid`: the nearest one, and all of them."""
-    nearest = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return f"{hint} (valid: {', '.join(valid)})"

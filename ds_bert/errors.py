@@ -1,5 +1,8 @@
 """Errors meant for the user: one line that says what is wrong, where, and what to do."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(ValueError):
     """Something in the user's hands is wrong (a file, a folder, a setting). The commands exit with code 1.
@@ -25,3 +28,11 @@ def first_line(error: Exception) -> str:
 def last_line(text: str) -> str:
     """The last line that is not blank: where a Python or compiler failure says what it was."""
     return next((line for line in reversed(text.strip().splitlines()) if line.strip()), "no message")
+
+
+def did_you_mean(word: str, valid: Iterable[str]) -> str:
+    """The end of an error about a name that is not in `valid`: the nearest one, and all of them."""
+    valid = list(valid)
+    nearest = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return f"{hint} (valid: {', '.join(valid)})"

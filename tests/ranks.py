@@ -87,7 +87,7 @@ def _serve(rank: int, world_size: int, store: str, pipe) -> None:
     import deepspeed
     from deepspeed.accelerator import get_accelerator
 
-    from ds_bert.cluster.ops import skip_unused_comm_op
+    from ds_bert.accelerator.compiled_ops import skip_unused_comm_op
 
     # Some CPUs' mkldnn refuses fp16 although training works there; the tests want it everywhere.
     get_accelerator().is_fp16_supported = lambda: True

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ds_bert import config as configuration
-from ds_bert import resolution
 from ds_bert.errors import UserError
+from ds_bert.resolution import resolve as resolution
 
 ADAM = {"type": "Adam", "params": {"lr": 1e-3}}
 

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from tiny_corpus import Sentences, collate, leave, tiny_bert
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from ds_bert.reduction.engine import attach_to_engine
+from ds_bert.engine import attach_to_engine
 
 DEEPSPEED = {
     "train_batch_size": "auto",

@@ -29,7 +29,7 @@ class Sentences(torch.utils.data.Dataset):
 
 
 def collate(sentences: list[list[int]]) -> dict[str, torch.Tensor]:
-    """Pad to the longest; the labels are the tokens themselves (a real run masks some: ds_bert.data.masking)."""
+    """Pad to the longest; the labels are the tokens themselves (a real run masks some: ds_bert.data.batches)."""
     rows = [torch.tensor(sentence) for sentence in sentences]
     input_ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     return {"input_ids": input_ids, "attention_mask": (input_ids > 0).long(), "labels": input_ids}

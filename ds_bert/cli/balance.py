@@ -5,8 +5,8 @@ import json
 import sys
 from pathlib import Path
 
+from ds_bert.arguments import not_negative_int, positive_int
 from ds_bert.errors import UsageError
-from ds_bert.training.options import not_negative_int, positive_int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,7 +154,7 @@ def _check_folder(option: str, file: str) -> None:
 
 def _measure(args: argparse.Namespace) -> int:
     _check_folder("--measure", args.measure)
-    from ds_bert.cluster.device import choose_device
+    from ds_bert.accelerator.device import choose_device
 
     choose_device()
     from ds_bert.planning.measure import measure_costs

@@ -5,8 +5,9 @@ import dataclasses
 import json
 import os
 
+from ds_bert.accelerator.device import choose_device
+from ds_bert.arguments import add_trust_remote_code
 from ds_bert.cli.machines import add_machines_arguments, find_machines
-from ds_bert.cluster.device import choose_device
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--deepspeed_config", metavar="FILE", help="whose ops are compiled")
     job.add_argument("--model", metavar="NAME", help="with --data and --deepspeed_config: whether it fits into memory")
     job.add_argument("--output", metavar="DIR", help="run folder: space, permission, shared by all hosts")
-    job.add_argument("--trust-remote-code", action="store_true", help="run code that comes with a model or tokenizer")
+    add_trust_remote_code(job)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -50,7 +51,7 @@ def _look_at_job(args: argparse.Namespace, world_size: int) -> tuple:
     """Names of the ops to compile, and the memory of a rank, as far as the options tell."""
     if not args.deepspeed_config:
         return (), None
-    from ds_bert.cluster.ops import needed_ops
+    from ds_bert.accelerator.compiled_ops import needed_ops
     from ds_bert.config import parse_section, read_json
 
     config = read_json(args.deepspeed_config)
@@ -63,7 +64,7 @@ def _look_at_job(args: argparse.Namespace, world_size: int) -> tuple:
     from ds_bert.data.prepared import PreparedData
     from ds_bert.doctor.memory import estimate_memory
     from ds_bert.modeling import build_model, load_config
-    from ds_bert.resolution import resolve_batch_sizes
+    from ds_bert.resolution.resolve import resolve_batch_sizes
 
     data = PreparedData(args.data)
     tokenizer = data.load_tokenizer(trust_remote_code=args.trust_remote_code)

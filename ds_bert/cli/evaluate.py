@@ -5,9 +5,9 @@ import json
 import tempfile
 from pathlib import Path
 
-from ds_bert.cluster.device import choose_device
-from ds_bert.training.evaluate import add_evaluate_arguments
-from ds_bert.training.options import forwarded, positive_int
+from ds_bert.accelerator.device import choose_device
+from ds_bert.arguments import forwarded, positive_int
+from ds_bert.training.evaluate_program import add_evaluate_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,13 +35,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate_on_ranks(args: argparse.Namespace) -> dict | int:
     """The figures, or the exit code of ranks that failed."""
-    from ds_bert.cluster.launch import Machines, launch
-    from ds_bert.training.evaluate import evaluate
+    from ds_bert.cluster.launching.launch import launch
+    from ds_bert.cluster.launching.machines import Machines
+    from ds_bert.training.evaluate_program import evaluate
 
     if args.num_procs == 1:
         return evaluate(args)
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "figures.json"
         arguments = [*forwarded(args, add_evaluate_arguments), f"--result-file={result}"]
-        code = launch("ds-bert evaluate", "ds_bert.training.evaluate", arguments, Machines(args.num_procs))
+        code = launch("ds-bert evaluate", "ds_bert.training.evaluate_program", arguments, Machines(args.num_procs))
         return code or json.loads(result.read_text())

@@ -4,7 +4,8 @@ import argparse
 import shutil
 from pathlib import Path
 
-from ds_bert.cluster.device import choose_device
+from ds_bert.accelerator.device import choose_device
+from ds_bert.arguments import add_trust_remote_code
 from ds_bert.errors import UserError
 
 
@@ -15,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", required=True, metavar="DIR", help="new folder with model.safetensors and tokenizer"
     )
-    parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
+    add_trust_remote_code(parser)
 
 
 def run(args: argparse.Namespace) -> int:

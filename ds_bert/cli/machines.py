@@ -2,10 +2,10 @@
 
 import argparse
 
-from ds_bert.cluster.launch import LAUNCHERS, Machines
-from ds_bert.cluster.supervisor import DEFAULT_TIMEOUT_S
+from ds_bert.arguments import not_negative_int, positive_float, positive_int
+from ds_bert.cluster.launching.machines import LAUNCHERS, Machines
+from ds_bert.cluster.supervision.protocol import DEFAULT_TIMEOUT_S
 from ds_bert.errors import UsageError
-from ds_bert.training.options import not_negative_int, positive_float, positive_int
 
 
 def add_machines_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,8 +53,8 @@ def find_machines(args: argparse.Namespace) -> Machines:
     Raises:
         UserError: a hostfile that cannot be used.
     """
-    from ds_bert.cluster.hostfile import read_hostfile, select
-    from ds_bert.cluster.ranks import default_num_procs
+    from ds_bert.accelerator.device import default_num_procs
+    from ds_bert.cluster.launching.hostfile import read_hostfile, select
 
     if args.hostfile is None:
         for option in ("include", "exclude", "launcher", "master_addr"):

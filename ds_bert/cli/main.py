@@ -4,8 +4,8 @@ import argparse
 import importlib
 import sys
 
-from ds_bert import __version__
 from ds_bert.errors import UserError
+from ds_bert.version import __version__
 
 # name -> (module, what it does). Modules are imported when their command runs: torch alone takes seconds to load.
 COMMANDS = {

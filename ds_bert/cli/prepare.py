@@ -2,6 +2,8 @@
 
 import argparse
 
+from ds_bert.arguments import add_trust_remote_code
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `ds-bert prepare`."""
@@ -25,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the documents held out (default 0)")
     parser.add_argument("--num-workers", type=int, metavar="N", help="processes (default: one for each core)")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the tokenizer")
+    add_trust_remote_code(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run `ds-bert prepare`. Returns the exit code."""
-    from ds_bert.data.prepare import PrepareSettings, prepare
+    from ds_bert.data.preparing.prepare import PrepareSettings, prepare
 
     settings = PrepareSettings(
         tokenizer=args.tokenizer,

@@ -4,11 +4,12 @@ import argparse
 import os
 from pathlib import Path
 
+from ds_bert.accelerator.device import choose_device
+from ds_bert.arguments import forwarded
 from ds_bert.cli.machines import add_machines_arguments, add_max_restarts, find_machines
-from ds_bert.cluster.device import choose_device
-from ds_bert.cluster.place import started_as_rank
+from ds_bert.cluster.supervision.which_rank import started_as_rank
 from ds_bert.errors import UsageError
-from ds_bert.training.options import add_pretrain_arguments, forwarded
+from ds_bert.training.options import add_pretrain_arguments
 
 MODULE = "ds_bert.training.pretrain"
 
@@ -22,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if started_as_rank():
-        from ds_bert.cluster.supervisor import COMMAND, supervise_rank
+        from ds_bert.cluster.supervision.protocol import COMMAND
+        from ds_bert.cluster.supervision.supervisor import supervise_rank
 
         for option in ("num_procs", "hostfile"):
             if getattr(args, option):
@@ -33,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         os.environ.setdefault(COMMAND, "ds-bert pretrain")
         return supervise_rank(MODULE, forwarded(args, add_pretrain_arguments))
     choose_device()
-    from ds_bert.cluster.launch import launch
+    from ds_bert.cluster.launching.launch import launch
     from ds_bert.training import run_lock
     from ds_bert.training.setup import set_up_run
 

@@ -3,10 +3,11 @@
 import argparse
 from pathlib import Path
 
+from ds_bert.accelerator.device import choose_device
+from ds_bert.arguments import positive_float, positive_int
 from ds_bert.cli.machines import add_machines_arguments, find_machines
-from ds_bert.cluster.device import choose_device
 from ds_bert.errors import UsageError
-from ds_bert.training.options import add_training_arguments, positive_float, positive_int
+from ds_bert.training.options import add_training_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,6 @@
 """Text -> prepared samples -> masked batches.
 
-`ds_bert.data.prepare.prepare` makes the samples, `PreparedData` opens them.
+`ds_bert.data.preparing.prepare.prepare` makes the samples, `PreparedData` opens them.
 """
 
 from importlib import import_module
@@ -9,13 +9,13 @@ from typing import Any
 # Names are looked up when they are first used: a worker process that tokenizes would otherwise load torch,
 # too.
 _HOMES = {
-    "PackedMaskedLMCollator": "packed_mlm",
-    "PrepareSettings": "prepare",
+    "PackedMaskedLMCollator": "batches.hf_packed_collator",
+    "PrepareSettings": "preparing.prepare",
     "PreparedData": "prepared",
     "PreparedSplit": "prepared",
-    "learn_tokenizer": "vocabulary",
+    "learn_tokenizer": "preparing.vocabulary",
     "load_tokenizer": "tokenizer",
-    "read_documents": "sources",
+    "read_documents": "preparing.documents",
     "special_token_ids": "tokenizer",
 }
 

@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ds_bert.data.storage import ARRAYS, COLUMN, FORMAT_VERSION, MANIFEST
 from ds_bert.data.tokenizer import tokenizer_hash
 from ds_bert.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+# The format on disk; docs/preparing.md has it in words.
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+COLUMN = "input_ids"
+ARRAYS = ("lengths", "maskable")
 
 
 class PreparedSplit:

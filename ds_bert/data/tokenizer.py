@@ -6,6 +6,7 @@ Learning one from text is in `vocabulary`.
 import hashlib
 import os
 import socket
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +15,34 @@ from urllib.request import getproxies
 
 import numpy as np
 
-from ds_bert.data.samples import Frame
 from ds_bert.errors import UserError
 
 if TYPE_CHECKING:  # loading transformers takes seconds, which errors in the arguments should not wait for
     from transformers import PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a tokenizer puts around a text, and which of its ids are special.
+
+    Attributes:
+        prefix: ids before the text ([CLS] for BERT).
+        suffix: ids after it ([SEP]).
+        special: bool, True at special ids; reaches one beyond the largest of them.
+    """
+
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    special: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """Special tokens in each sample."""
+        return len(self.prefix) + len(self.suffix)
+
+    def is_special(self, ids: np.ndarray) -> np.ndarray:
+        """bool, same shape as `ids`."""
+        return self.special[np.minimum(ids, len(self.special) - 1)]
 
 
 def load_tokenizer(name_or_path: str | os.PathLike, trust_remote_code: bool = False) -> "PreTrainedTokenizerFast":

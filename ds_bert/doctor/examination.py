@@ -8,9 +8,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ds_bert.cluster.hostfile import Host
-from ds_bert.cluster.launch import Machines, start
-from ds_bert.cluster.remote import on_all, remote_python, run_on
+from ds_bert.cluster.launching.hostfile import Host
+from ds_bert.cluster.launching.launch import start
+from ds_bert.cluster.launching.machines import Machines
+from ds_bert.cluster.network.ssh import on_all, remote_python, run_on
 from ds_bert.doctor.exchange import ANSWER
 from ds_bert.doctor.facts import Questions
 from ds_bert.doctor.findings import FAILED, OK, THIS_HOST, Finding, Report, judge, judge_exchange
@@ -84,6 +85,6 @@ def _exchange(machines: Machines, output: str | None) -> Iterator[Finding]:
     if answers:
         yield from judge_exchange(json.loads(answers[0]), hosts=len(machines.hosts) or 1, output=output)
         return
-    reason = job.verdict.failure.line() if job.verdict and job.verdict.failure else last_line(text)
+    reason = job.outcome.failure.line() if job.outcome and job.outcome.failure else last_line(text)
     mend = "let the hosts reach each other's TCP ports (a firewall?), over the interface named above"
     yield Finding(FAILED, "all-reduce", "", f"no all-reduce came about: {reason}", mend)

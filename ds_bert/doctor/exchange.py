@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from ds_bert.cluster import supervised
-from ds_bert.cluster.interface import GLOO, NCCL
+from ds_bert.cluster.network.interface import GLOO, NCCL
+from ds_bert.cluster.supervision import rank_side
 
 ANSWER = "ds_bert.doctor.exchange:"
 SMALL, LARGE = 1 << 10, 64 << 20  # bytes
@@ -24,11 +24,11 @@ TIMEOUT = datetime.timedelta(seconds=60)
 
 def main() -> None:
     """Measure, look, and tell on rank 0."""
-    supervised.die_with_supervisor()
+    rank_side.die_with_supervisor()
     try:
         _exchange(sys.argv[1] if len(sys.argv) > 1 else "")
     except Exception as error:
-        supervised.report(error)
+        rank_side.report(error)
         sys.stderr.flush()
         os._exit(1)
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from ds_bert import __version__
 from ds_bert.errors import UserError, first_line
+from ds_bert.version import __version__
 
 PACKAGES = ("torch", "deepspeed", "transformers")
 SHARED_MEMORY = "/dev/shm"
@@ -100,10 +100,10 @@ def ops_problem(names: tuple[str, ...]) -> str | None:
     """Why DeepSpeed's ops cannot be compiled; compiles those that are not yet."""
     if not names:
         return None
-    from ds_bert.cluster.device import choose_device
+    from ds_bert.accelerator.device import choose_device
 
     choose_device()
-    from ds_bert.cluster.ops import build_ops, skip_unused_comm_op
+    from ds_bert.accelerator.compiled_ops import build_ops, skip_unused_comm_op
 
     skip_unused_comm_op()
     return build_ops(list(names))

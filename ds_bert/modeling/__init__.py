@@ -1,5 +1,6 @@
 """Hugging Face encoders as they are: building them, their limits, packed execution, the head on masked positions."""
 
+from ds_bert.layers.cpu_dropout import use_cpu_dropout
 from ds_bert.modeling.build import (
     architecture,
     build_model,
@@ -9,7 +10,6 @@ from ds_bert.modeling.build import (
     has_weights,
     load_config,
 )
-from ds_bert.modeling.cpu_dropout import use_cpu_dropout
 from ds_bert.modeling.encoder_layers import compile_layers, use_gradient_checkpointing
 from ds_bert.modeling.masked_head import MaskedPositionHead, masked_lm_loss, num_correct
 from ds_bert.modeling.packed_attention import PACKED_ATTENTION

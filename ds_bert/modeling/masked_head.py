@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from ds_bert.vocabulary_projection import VocabularyProjection
+from ds_bert.layers.vocabulary_projection import VocabularyProjection
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ds_bert.modeling import cpu_dropout
+from ds_bert.layers import cpu_dropout
 
 PACKED_ATTENTION = "ds_bert_packed"
 

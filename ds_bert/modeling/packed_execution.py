@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from transformers import AttentionInterface, PreTrainedModel, PreTrainedTokenizerBase
 
-from ds_bert.data.collator import Collator, PackingCollator, PaddingCollator
-from ds_bert.data.masking import MaskedSample
+from ds_bert.data.batches.collators import Collator, PackingCollator, PaddingCollator
+from ds_bert.data.batches.masking import MaskedSample
 from ds_bert.errors import UserError, first_line
+from ds_bert.layers.cpu_dropout import use_cpu_dropout
 from ds_bert.modeling.build import first_position, usable_positions
-from ds_bert.modeling.cpu_dropout import use_cpu_dropout
 from ds_bert.modeling.masked_head import MaskedPositionHead
 from ds_bert.modeling.packed_attention import PACKED_ATTENTION, packed_attention
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from torch.optim import Optimizer
 
-from ds_bert.config import did_you_mean
-from ds_bert.errors import UserError
+from ds_bert.errors import UserError, did_you_mean
 from ds_bert.optim.lamb import Lamb
 
 # What users write for what DeepSpeed calls otherwise.

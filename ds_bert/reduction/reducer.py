@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ds_bert.config import MIB
 from ds_bert.errors import UserError
 from ds_bert.reduction.bucket import Bucket, SplitBucket
 from ds_bert.reduction.communication import let_computation_go_first, start_all_reduce, wait_for
-from ds_bert.reduction.configuration import MIB
 from ds_bert.reduction.plan import BucketPlan, Member
 from ds_bert.reduction.statistics import ReductionStatistics, first_nonfinite
 from ds_bert.reduction.thresholds import RULES

@@ -14,7 +14,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ds_bert.vocabulary_projection import VocabularyProjection, WeightGradientSink, add_product
+from ds_bert.layers.vocabulary_projection import VocabularyProjection, WeightGradientSink, add_product
 
 
 class TiedEmbedding(WeightGradientSink):

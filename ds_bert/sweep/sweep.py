@@ -10,16 +10,16 @@ from typing import Any
 import optuna
 from optuna.trial import Trial, TrialState
 
-from ds_bert.cluster.launch import Machines
+from ds_bert.cluster.launching.machines import Machines
 from ds_bert.config import MAX_INT, SECTION, read_json
 from ds_bert.data.prepared import PreparedData
 from ds_bert.errors import UserError
 from ds_bert.identity import describe_changes, fingerprint
-from ds_bert.resolution import resolve, resolve_batch_sizes
+from ds_bert.resolution.resolve import resolve, resolve_batch_sizes
 from ds_bert.sweep.report import write_report
 from ds_bert.sweep.space import Parameter, combinations
 from ds_bert.sweep.trial_config import MICRO_BATCH, check_path, frees_micro_batch, trial_config
-from ds_bert.sweep.trial_run import Outcome, mean_of_last, run_trial
+from ds_bert.sweep.trial_run import TrialOutcome, mean_of_last, run_trial
 from ds_bert.training.progress import progress_bar
 from ds_bert.training.setup import set_up_run
 
@@ -142,7 +142,7 @@ class Sweep:
     def _speed_key(self, config: dict) -> str:
         return " x ".join(map(str, resolve_batch_sizes(config, self.settings.machines.world_size)))
 
-    def _measure_speed(self, config: dict) -> Outcome | None:
+    def _measure_speed(self, config: dict) -> TrialOutcome | None:
         """Time some steps at batch sizes that have not been timed; how that failed, if it did."""
         known, key = self.study.user_attrs.get(STEP_SECONDS, {}), self._speed_key(config)
         if self.settings.budget_samples is not None or key in known:
@@ -157,7 +157,7 @@ class Sweep:
         self.study.set_user_attr(STEP_SECONDS, {**known, key: outcome.step_seconds})
         return None
 
-    def _train(self, trial: Trial, config: dict) -> Outcome:
+    def _train(self, trial: Trial, config: dict) -> TrialOutcome:
         failed = self._measure_speed(config)
         if failed:
             return failed
@@ -174,7 +174,7 @@ class Sweep:
         options = self._options(steps)
         return run_trial(self._trial_folder(trial.number), options, config, self.settings.machines, should_stop)
 
-    def _tell(self, trial: Trial, config: dict, outcome: Outcome) -> None:
+    def _tell(self, trial: Trial, config: dict, outcome: TrialOutcome) -> None:
         resolved = resolve(config, world_size=self.settings.machines.world_size, total_steps=MAX_INT)
         batch, micro, accumulation = resolve_batch_sizes(resolved, self.settings.machines.world_size)
         facts = {

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import psutil
 
-from ds_bert.cluster.launch import Machines, start
-from ds_bert.cluster.verdict import Verdict
+from ds_bert.arguments import forwarded
+from ds_bert.cluster.launching.launch import start
+from ds_bert.cluster.launching.machines import Machines
+from ds_bert.cluster.supervision.outcome import Outcome
 from ds_bert.errors import last_line
 from ds_bert.training.checkpoint import list_checkpoints
 from ds_bert.training.metrics import read_metrics
-from ds_bert.training.options import add_pretrain_arguments, forwarded
+from ds_bert.training.options import add_pretrain_arguments
 
 PRETRAIN = "ds_bert.training.pretrain"
 POLL_S = 0.5
@@ -30,7 +32,7 @@ WINDOW = 0.1
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """How a trial ended."""
 
     losses: list[float | None]
@@ -63,7 +65,7 @@ def mean_of_last(losses: list[float | None], steps: int) -> float | None:
 
 def run_trial(
     folder: Path, options: argparse.Namespace, config: dict, machines: Machines, should_stop: Callable[[list], bool]
-) -> Outcome:
+) -> TrialOutcome:
     """Train in a new folder, to the end or until it should stop.
 
     Args:
@@ -97,13 +99,13 @@ def run_trial(
     evaluations = [line["eval_loss"] for line in lines if "eval_loss" in line]
     times = [line["step_s"] for line in lines if "step_s" in line]
     if code and not pruned:
-        problem = _problem(text, job.verdict, code)
+        problem = _problem(text, job.outcome, code)
     elif not pruned and (not losses or None in [*losses[-1:], *evaluations[-1:]]):  # null for what is not finite
         problem = "diverged: the loss is not finite"
     # A trial is judged by its metrics; weights and optimizer of each would fill a disk.
     for checkpoint in list_checkpoints(run_folder):
         shutil.rmtree(checkpoint.folder, ignore_errors=True)
-    return Outcome(
+    return TrialOutcome(
         losses=losses,
         eval_loss=evaluations[-1] if evaluations and not problem else None,
         pruned=pruned,
@@ -126,8 +128,8 @@ def _losses(lines: list[dict]) -> list[float | None]:
     return [line["loss"] for line in lines if "loss" in line]
 
 
-def _problem(log: str, verdict: Verdict | None, code: int) -> str:
+def _problem(log: str, outcome: Outcome | None, code: int) -> str:
     """The one line that says why a run failed."""
-    if verdict and verdict.failure:
-        return verdict.failure.line()
+    if outcome and outcome.failure:
+        return outcome.failure.line()
     return f"exit code {code}: {last_line(log)}"

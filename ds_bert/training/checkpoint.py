@@ -24,6 +24,7 @@ import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
 
 from ds_bert.errors import UserError, first_line, last_line
+from ds_bert.files import write_atomically
 from ds_bert.training.agreement import first_problem, gather, on_first_rank, rank_and_world, together
 
 MANIFEST = "ds_bert_checkpoint.json"
@@ -241,16 +242,6 @@ def _commit(folder: Path, engine: DeepSpeedEngine, files: dict[str, tuple[int, i
     }
     write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1))
     write_atomically(folder.parent / "latest", folder.name)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader, even after a crash, sees the old text or the new."""
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def _delete_old(run_folder: Path, keep_last: int) -> None:

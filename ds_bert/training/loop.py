@@ -10,14 +10,14 @@ import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
 from torch.utils.data import DataLoader
 
-from ds_bert.cluster.supervised import stop_request
-from ds_bert.data.collator import Collator, MaskedBatch, MaskedLMDataset
-from ds_bert.data.masking import TokenMasker
+from ds_bert.cluster.supervision.rank_side import stop_request
+from ds_bert.data.batches.collators import Collator, MaskedBatch
+from ds_bert.data.batches.masked_dataset import MaskedLMDataset
+from ds_bert.data.batches.masking import TokenMasker
+from ds_bert.engine import RankClock, guard_of
 from ds_bert.modeling import MaskedPositionHead
-from ds_bert.reduction.engine import guard_of
 from ds_bert.training.checkpoint import save_checkpoint
-from ds_bert.training.clock import RankClock
-from ds_bert.training.evaluation import Evaluator
+from ds_bert.training.evaluator import Evaluator
 from ds_bert.training.metrics import MetricsLog
 from ds_bert.training.progress import progress_bar
 from ds_bert.training.setup import RunSetup, make_sampler

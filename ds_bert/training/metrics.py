@@ -5,7 +5,7 @@ import logging
 import math
 from pathlib import Path
 
-from ds_bert.training.checkpoint import write_atomically
+from ds_bert.files import write_atomically
 
 FILE_NAME = "metrics.jsonl"
 

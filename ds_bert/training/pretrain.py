@@ -11,9 +11,9 @@ import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
 from transformers import PreTrainedModel
 
-from ds_bert.cluster.ops import build_ops, needed_ops, use_torch_adam
-from ds_bert.cluster.ranks import run_rank
-from ds_bert.data.collator import Collator
+from ds_bert.accelerator.compiled_ops import build_ops, needed_ops, use_torch_adam
+from ds_bert.cluster.rank_program import run_rank
+from ds_bert.data.batches.collators import Collator
 from ds_bert.engine import TRACE_FOLDER, initialize
 from ds_bert.errors import UserError
 from ds_bert.identity import differing_keys

@@ -1,12 +1,12 @@
 """One run in a folder at a time: two would write the same checkpoints and metrics."""
 
-import fcntl
 import os
 import socket
 from pathlib import Path
 from typing import IO
 
 from ds_bert.errors import UserError
+from ds_bert.files import lock_exclusively
 
 LOCK_FILE = ".lock"
 
@@ -28,17 +28,12 @@ def hold(run_folder: Path) -> IO:
         UserError: another process has it; its host and number are given.
     """
     run_folder.mkdir(parents=True, exist_ok=True)
-    # Kept by the system, not by the file's existence, so that a killed run leaves nothing to tidy up.
     file = open(run_folder / LOCK_FILE, "a+", encoding="utf-8")  # noqa: SIM115
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not lock_exclusively(file.fileno(), wait_s=0):
         file.seek(0)
         holder = file.read().strip()
         file.close()
-        raise UserError(
-            f"--output {run_folder}: a run is going on in it ({holder}); wait for its end, or end it"
-        ) from None
+        raise UserError(f"--output {run_folder}: a run is going on in it ({holder}); wait for its end, or end it")
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()

@@ -8,14 +8,15 @@ from pathlib import Path
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ds_bert import config as configuration
-from ds_bert import resolution
 from ds_bert.data.prepared import PreparedData
-from ds_bert.errors import UserError
+from ds_bert.errors import UserError, did_you_mean
+from ds_bert.files import write_atomically
 from ds_bert.identity import describe_changes, differing_keys, fingerprint
 from ds_bert.modeling import check_tokenizer_and_lengths, has_weights, load_config
-from ds_bert.reduction.configuration import resolve_bucket_clipping
+from ds_bert.resolution import resolve as resolution
+from ds_bert.resolution.bucket_clipping import resolve_bucket_clipping
 from ds_bert.sampling import LengthBalancedBatchSampler
-from ds_bert.training.checkpoint import TAG, write_atomically
+from ds_bert.training.checkpoint import TAG
 from ds_bert.training.run_lock import LOCK_FILE
 
 RUN_FILE = "run.json"
@@ -196,10 +197,10 @@ def _check_names(ds_config: dict) -> None:
     torch_optimizers = [name for name, kind in vars(torch.optim).items() if isinstance(kind, type)]
     if optimizer and optimizer.lower() not in DEEPSPEED_OPTIMIZERS and optimizer not in torch_optimizers:
         valid = ["Adam", "AdamW", "Lamb", "Lion", *torch_optimizers]
-        raise UserError(f"optimizer.type: {optimizer!r} is not known{configuration.did_you_mean(optimizer, valid)}")
+        raise UserError(f"optimizer.type: {optimizer!r} is not known{did_you_mean(optimizer, valid)}")
     scheduler = ds_config.get("scheduler", {}).get("type")
     if scheduler and scheduler not in VALID_LR_SCHEDULES and not hasattr(torch.optim.lr_scheduler, scheduler):
-        hint = configuration.did_you_mean(scheduler, VALID_LR_SCHEDULES)
+        hint = did_you_mean(scheduler, VALID_LR_SCHEDULES)
         raise UserError(f"scheduler.type: {scheduler!r} is not known{hint}")
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ds_bert.cluster.interface import free_port
+from ds_bert.cluster.network.interface import free_port
 
 
 @contextlib.contextmanager

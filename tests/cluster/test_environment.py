@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ds_bert.cluster.environment import of_deepspeed_env
-from ds_bert.cluster.launch import Machines, launch
+from ds_bert.cluster.launching.launch import launch
+from ds_bert.cluster.launching.machines import Machines
+from ds_bert.cluster.launching.variables import of_deepspeed_env
 from ds_bert.errors import UserError
 
 PROJECT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ds_bert.cluster.hostfile import Host, read_hostfile, select
+from ds_bert.cluster.launching.hostfile import Host, read_hostfile, select
 from ds_bert.errors import UserError
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ds_bert.cluster import ops
+from ds_bert.accelerator import compiled_ops
 
 
 @pytest.mark.parametrize(
@@ -21,14 +21,14 @@ from ds_bert.cluster import ops
     ],
 )
 def test_only_adam_needs_an_op(optimizer, needed):
-    assert ops.needed_ops({"optimizer": optimizer} if optimizer else {}) == needed
+    assert compiled_ops.needed_ops({"optimizer": optimizer} if optimizer else {}) == needed
 
 
 def test_a_lock_that_nobody_holds_is_removed_and_named(tmp_path, caplog):
     lock = tmp_path / "lock"
     lock.touch()
     with caplog.at_level(logging.WARNING):
-        ops.remove_stale_lock(lock)
+        compiled_ops.remove_stale_lock(lock)
     assert not lock.exists()
     assert str(lock) in caplog.text
 
@@ -40,11 +40,11 @@ def test_a_lock_that_a_live_process_holds_stays(tmp_path):
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:
         try:
             assert holder.stdout.readline() == "held\n"
-            ops.remove_stale_lock(lock)
+            compiled_ops.remove_stale_lock(lock)
             assert lock.exists()
         finally:
             holder.kill()
-    ops.remove_stale_lock(lock)
+    compiled_ops.remove_stale_lock(lock)
     assert not lock.exists()
 
 
@@ -52,6 +52,6 @@ def test_without_a_compiler_the_reason_is_given(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
-    reason = ops.build_ops(["FusedAdamBuilder"])
+    reason = compiled_ops.build_ops(["FusedAdamBuilder"])
     assert reason
     assert "\n" not in reason

@@ -3,7 +3,7 @@
 import pytest
 
 from ds_bert.cli.main import main
-from ds_bert.cluster.place import find_place, started_as_rank
+from ds_bert.cluster.supervision.which_rank import find_place, started_as_rank
 from ds_bert.errors import UserError
 
 DEEPSPEED = {

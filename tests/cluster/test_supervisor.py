@@ -11,12 +11,13 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from ds_bert.cluster.interface import free_port
-from ds_bert.cluster.verdict import FAILED, FOLLOWED, LOST, USER_ERROR, Failure, first_failure
+from ds_bert.cluster.network.interface import free_port
+from ds_bert.cluster.supervision.outcome import FAILED, FOLLOWED, LOST, USER_ERROR, Failure, first_failure
 
 TIMEOUT_S = 3
 SUPERVISE = (
-    "import sys; from ds_bert.cluster.supervisor import supervise_rank as s; sys.exit(s(sys.argv[1], sys.argv[2:]))"
+    "import sys; from ds_bert.cluster.supervision.supervisor import supervise_rank; "
+    "sys.exit(supervise_rank(sys.argv[1], sys.argv[2:]))"
 )
 
 

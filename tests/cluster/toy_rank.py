@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 
-from ds_bert.cluster import supervised
+from ds_bert.cluster.supervision import rank_side
 from ds_bert.errors import UserError
 
 
@@ -26,7 +26,7 @@ def rank_1_does(what: str) -> None:
 
 def main() -> None:
     what, rank = sys.argv[1], int(os.environ["RANK"])
-    supervised.die_with_supervisor()
+    rank_side.die_with_supervisor()
     print(f"rank {rank} is process {os.getpid()}", flush=True)
     if what == "save when asked":
         signal.signal(signal.SIGTERM, lambda signum, frame: print(f"rank {rank} saves", flush=True) or sys.exit(0))
@@ -34,7 +34,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(0.5)
     if what == "user error":
-        supervised.report(UserError("--data x: does not exist"))
+        rank_side.report(UserError("--data x: does not exist"))
         sys.exit(1)
     if rank == 1:
         rank_1_does(what)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ds_bert.data.prepare import PrepareSettings, prepare
 from ds_bert.data.prepared import PreparedData
-from ds_bert.data.vocabulary import learn_tokenizer, wrap_learned
+from ds_bert.data.preparing.prepare import PrepareSettings, prepare
+from ds_bert.data.preparing.vocabulary import learn_tokenizer, wrap_learned
 
 COMMON_WORDS = (
     "the of and to in a is that it was for on are with as his they be at one have this from or had by hot word but "

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ds_bert.data.holdout import document_hash, split_documents, survey
-from ds_bert.data.sources import Piece
+from ds_bert.data.preparing.documents import Piece
+from ds_bert.data.preparing.holdout import document_hash, split_documents, survey
 from ds_bert.errors import UserError
 
 TEXTS = st.lists(st.text(min_size=1, max_size=20), min_size=2, max_size=30, unique=True)

@@ -8,8 +8,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from ds_bert.data import PreparedData
-from ds_bert.data.collator import MaskedLMDataset, PaddingCollator
-from ds_bert.data.masking import EVALUATION_MASKS, TokenMasker
+from ds_bert.data.batches.collators import PaddingCollator
+from ds_bert.data.batches.masked_dataset import MaskedLMDataset
+from ds_bert.data.batches.masking import EVALUATION_MASKS, TokenMasker
 from ds_bert.sampling import CarriedIndex
 
 WORDS = [f"w{i}" for i in range(45)]

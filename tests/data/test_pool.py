@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from ds_bert.data.pool import ordered_map, run_apart
+from ds_bert.data.preparing.processes import ordered_map, run_apart
 from ds_bert.errors import UserError
 
 

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from ds_bert.cli.main import main
-from ds_bert.data import prepare as prepare_module
-from ds_bert.data.chunks import CHUNK_CHARS
-from ds_bert.data.prepare import PrepareSettings, prepare
 from ds_bert.data.prepared import PreparedData
-from ds_bert.data.samples import SAMPLE_UNITS
+from ds_bert.data.preparing import prepare as prepare_module
+from ds_bert.data.preparing.chunks import CHUNK_CHARS
+from ds_bert.data.preparing.prepare import PrepareSettings, prepare
+from ds_bert.data.preparing.samples import SAMPLE_UNITS
 from ds_bert.errors import UserError
 from tests.data.conftest import make_corpus
 
@@ -282,7 +282,7 @@ def test_enospc_names_the_folder(tmp_path, corpus_file, bert_folder, monkeypatch
     def full(self, samples):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ds_bert.data.storage.PartWriter.add", full)
+    monkeypatch.setattr("ds_bert.data.preparing.storage.PartWriter.add", full)
     with pytest.raises(UserError, match=r"--output .*out: the disk is full .*nothing was kept; make room"):
         prepare(
             [corpus_file], tmp_path / "out", PrepareSettings(tokenizer=bert_folder), report=print, show_progress=False

@@ -43,8 +43,8 @@ def test_indices_are_those_of_a_list(data):
 
 
 def test_many_record_batches_and_files_are_one_row_of_samples(make_prepared, monkeypatch):
-    monkeypatch.setattr("ds_bert.data.chunks.CHUNK_CHARS", 1000)
-    monkeypatch.setattr("ds_bert.data.storage.SHARD_BYTES", 5000)
+    monkeypatch.setattr("ds_bert.data.preparing.chunks.CHUNK_CHARS", 1000)
+    monkeypatch.setattr("ds_bert.data.preparing.storage.SHARD_BYTES", 5000)
     data = make_prepared(make_corpus(60), max_length=32)
     monkeypatch.undo()
     plain = make_prepared(make_corpus(60), max_length=32)

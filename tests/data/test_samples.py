@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ds_bert.data.samples import (
+from ds_bert.data.preparing.samples import (
     MAX_WORD_TOKENS,
     SAMPLE_UNITS,
     Frame,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ds_bert.data import sources
-from ds_bert.data.sources import check_inputs, is_title, read_documents, read_lines
+from ds_bert.data.preparing import documents
+from ds_bert.data.preparing.documents import check_inputs, is_title, read_documents, read_lines
 from ds_bert.errors import UserError
 
 
@@ -31,7 +31,7 @@ def test_titles_alone_part_documents_and_stay_text(tmp_path):
 
 
 def test_a_title_beyond_the_first_block_is_seen(tmp_path):
-    filler = "word\n\n" * (sources._BLOCK_BYTES // 5)
+    filler = "word\n\n" * (documents._BLOCK_BYTES // 5)
     path = write(tmp_path / "a.txt", filler + "= Late =\nx\n\ny")
     assert texts(path)[-1] == "= Late =\nx\ny"
 
@@ -59,7 +59,7 @@ def test_lines_are_those_of_split(tmp_path_factory, text):
 
 
 def test_characters_across_blocks_survive(tmp_path):
-    text = "x" + "é中" * sources._BLOCK_BYTES
+    text = "x" + "é中" * documents._BLOCK_BYTES
     assert "".join(read_lines(write(tmp_path / "a.txt", text))) == text
 
 
@@ -68,7 +68,7 @@ def test_a_giant_document_comes_in_bounded_pieces_without_loss(tmp_path, separat
     words = [f"w{i}" for i in range(600_000)]
     pieces = list(read_documents([write(tmp_path / "a.txt", separator.join(words))]))
     assert len(pieces) > 2
-    assert max(len(piece.text) for piece in pieces) <= 2 * sources.PIECE_CHARS
+    assert max(len(piece.text) for piece in pieces) <= 2 * documents.PIECE_CHARS
     assert {piece.document for piece in pieces} == {0}
     assert [piece.first for piece in pieces] == [True] + [False] * (len(pieces) - 1)
     assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
@@ -84,9 +84,9 @@ def test_bytes_that_are_not_utf8_are_located(tmp_path):
 
 
 def test_bytes_that_are_not_utf8_are_located_in_a_later_block(tmp_path):
-    good = b"line\n" * sources._BLOCK_BYTES
+    good = b"line\n" * documents._BLOCK_BYTES
     path = write(tmp_path / "latin.txt", good + b"abc\xff")
-    message = rf"\(line {sources._BLOCK_BYTES + 1}, byte {len(good) + 3}\)"
+    message = rf"\(line {documents._BLOCK_BYTES + 1}, byte {len(good) + 3}\)"
     with pytest.raises(UserError, match=message):
         list(read_lines(path))
 

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_bert.data.chunks import ChunkJob, start_job
+from ds_bert.data.preparing.chunks import ChunkJob, start_job
+from ds_bert.data.preparing.vocabulary import MIN_VOCAB_SIZE, SPECIAL_TOKENS, learn_tokenizer, wrap_learned
+from ds_bert.data.preparing.word_memory import splits_into_words
 from ds_bert.data.tokenizer import continues_word, frame_of, plain_backend
-from ds_bert.data.vocabulary import MIN_VOCAB_SIZE, SPECIAL_TOKENS, learn_tokenizer, wrap_learned
-from ds_bert.data.words import splits_into_words
 from ds_bert.errors import UserError
 from tests.data.conftest import make_corpus
 
 LEARN_AND_PRINT = """
 import hashlib, sys
-from ds_bert.data.vocabulary import learn_tokenizer
+from ds_bert.data.preparing.vocabulary import learn_tokenizer
 from tests.data.conftest import make_corpus
 text = make_corpus(30) + "aa bb cc dd ee ff " * 3 + "日本 語中 ひらがな ไทย"
 print(hashlib.sha256(learn_tokenizer(lambda: iter([text]), 300).to_str().encode()).hexdigest())
@@ -91,7 +91,7 @@ def test_a_text_of_control_characters_is_refused():
 @pytest.fixture(scope="module")
 def encoders(bert_tokenizer):
     """The worker's way, which remembers words, and the library's."""
-    from ds_bert.data import chunks
+    from ds_bert.data.preparing import chunks
 
     backend = plain_backend(bert_tokenizer)
     start_job(ChunkJob(backend.to_str(), frame_of(bert_tokenizer), continues_word(bert_tokenizer), None, "pack", 512))
@@ -119,7 +119,7 @@ def test_forgetting_changes_nothing(encoders, monkeypatch):
     encode, _ = encoders
     texts = make_corpus(10).split("\n")
     before = encode(texts)[0].tolist()
-    monkeypatch.setattr("ds_bert.data.words._MEMORY_CHARS", 500)
+    monkeypatch.setattr("ds_bert.data.preparing.word_memory._MEMORY_CHARS", 500)
     assert encode(texts)[0].tolist() == before
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from ds_bert.layers.cpu_dropout import CpuDropout, dropout
 from ds_bert.modeling import use_cpu_dropout
-from ds_bert.modeling.cpu_dropout import CpuDropout, dropout
 
 
 @pytest.mark.parametrize("p", [0.02, 0.1, 0.5, 0.9])

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from ds_bert.data.collator import PackingCollator
+from ds_bert.data.batches.collators import PackingCollator
 from ds_bert.errors import UserError
 from ds_bert.modeling import (
     PACKED_ATTENTION,

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM
 
-from ds_bert import vocabulary_projection
+from ds_bert.layers import vocabulary_projection
 from ds_bert.modeling import MaskedPositionHead
 from ds_bert.reduction import attach
 from tests.modeling.test_masked_head import FAMILIES, family_config

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ds_bert.data import PackedMaskedLMCollator
-from ds_bert.data.collator import PackingCollator, packed_row
-from ds_bert.data.masking import MaskedSample
+from ds_bert.data.batches.collators import PackingCollator, packed_row
+from ds_bert.data.batches.masking import MaskedSample
 from ds_bert.errors import UserError
 from ds_bert.modeling import (
     PACKED_ATTENTION,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ds_bert.config import LrScalingConfig, parse_section
 from ds_bert.errors import UserError
 from ds_bert.optim.lr_scaling import scaled_rate
-from ds_bert.resolution import resolve, resolve_rates
+from ds_bert.resolution.resolve import resolve, resolve_rates
 
 
 def config(scaling: dict, *, batch: int = 1024, params: dict | None = None, **more) -> dict:

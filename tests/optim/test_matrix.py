@@ -30,8 +30,8 @@ def outcomes(optimizer: str, precision: str, stage: int, folder: str) -> list[st
 
 
 def outcome(optimizer: str, precision: str, stage: int, clipping: bool, folder: str) -> str:
-    from ds_bert.reduction.engine import guard_of
-    from ds_bert.resolution import resolve
+    from ds_bert.engine import guard_of
+    from ds_bert.resolution.resolve import resolve
     from ds_bert.training.pretrain import _initialize
     from ds_bert.training.setup import check_supported
 

@@ -9,7 +9,7 @@ import pytest
 from ds_bert.config import parse_section, read_json
 from ds_bert.optim.lr_scaling import scaled_rate
 from ds_bert.optim.schedule import rate_at
-from ds_bert.resolution import BATCH_KEYS, resolve, resolve_batch_sizes
+from ds_bert.resolution.resolve import BATCH_KEYS, resolve, resolve_batch_sizes
 from ds_bert.training.setup import check_supported
 from tests.runs import metrics_lines, train
 

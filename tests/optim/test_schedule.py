@@ -8,7 +8,7 @@ import torch
 from ds_bert.config import ScheduleConfig, parse_section
 from ds_bert.errors import UserError
 from ds_bert.optim.schedule import polynomial_schedule, rate_at
-from ds_bert.resolution import resolve
+from ds_bert.resolution.resolve import resolve
 
 SAMSUNG = {"warmup_steps": 82, "start_step": -16, "total_steps": 179, "end_lr": 4.9455e-5}
 NVIDIA_4096 = {"warmup_steps": 290, "start_step": -100, "total_steps": 470}

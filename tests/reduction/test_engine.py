@@ -12,7 +12,7 @@ from torch import nn
 
 from ds_bert.config import parse_section
 from ds_bert.errors import UserError
-from ds_bert.reduction.configuration import resolve_bucket_clipping
+from ds_bert.resolution.bucket_clipping import resolve_bucket_clipping
 from tests.reduction import reference
 
 
@@ -122,7 +122,7 @@ def refusal(build_module: Callable[[], nn.Module], config: dict | str, attach: i
     """What `attach_to_engine` says, the last of some times, to an engine that `deepspeed.initialize` built."""
     import deepspeed
 
-    from ds_bert.reduction.engine import attach_to_engine
+    from ds_bert.engine import attach_to_engine
 
     module = build_module()
     engine = deepspeed.initialize(model=module, model_parameters=module.parameters(), config=config)[0]

@@ -16,7 +16,7 @@ from tests.reduction.test_engine import base
 def trace_three_steps(folder: str) -> None:
     import deepspeed
 
-    from ds_bert.reduction.engine import attach_to_engine
+    from ds_bert.engine import attach_to_engine
 
     model = reference.tiny_bert()
     engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=base())[0]

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ds_bert.cluster.launch import Machines
+from ds_bert.cluster.launching.machines import Machines
 from ds_bert.errors import UserError
 from ds_bert.sweep import Sweep, SweepSettings, parse_parameter, report, sweep
-from ds_bert.sweep.trial_run import Outcome
+from ds_bert.sweep.trial_run import TrialOutcome
 from tests.runs import parse_run
 
 GRID = ("train_batch_size=2,4", "optimizer.params.lr=1e-3,1e-2")
@@ -28,7 +28,7 @@ class Trainings:
         self.fits = 10**9
         self.problem: str | None = None
 
-    def __call__(self, folder: Path, options, config: dict, machines: Machines, should_stop) -> Outcome:
+    def __call__(self, folder: Path, options, config: dict, machines: Machines, should_stop) -> TrialOutcome:
         if len(self.configs) == self.stop_at:
             raise KeyboardInterrupt
         self.configs.append(config)
@@ -38,11 +38,11 @@ class Trainings:
         for step in range(0 if too_large or self.problem else steps):
             losses.append(5 + abs(np.log10(config["optimizer"]["params"]["lr"] / best)) + 1 / (step + 1))
             if should_stop(losses):
-                return Outcome(losses, None, pruned=True, problem=None, out_of_memory=False, seconds=1.0)
+                return TrialOutcome(losses, None, pruned=True, problem=None, out_of_memory=False, seconds=1.0)
         problem = "out of memory" if too_large else self.problem
         value = None if problem else losses[-1]
         seconds = None if problem else 0.01 * config["train_batch_size"]  # of a step
-        return Outcome(losses, value, False, problem, out_of_memory=too_large, seconds=1.0, step_seconds=seconds)
+        return TrialOutcome(losses, value, False, problem, out_of_memory=too_large, seconds=1.0, step_seconds=seconds)
 
 
 @pytest.fixture

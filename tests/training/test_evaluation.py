@@ -21,7 +21,7 @@ def run(rank_pool, run_args, small_model):
 def evaluate(args, micro_batch_size: int) -> dict:
     import argparse
 
-    from ds_bert.training.evaluate import evaluate
+    from ds_bert.training.evaluate_program import evaluate
 
     options = argparse.Namespace(
         checkpoint=args.output, data=args.data, micro_batch_size=micro_batch_size, trust_remote_code=False
@@ -35,7 +35,7 @@ def reference(args) -> tuple[float, float]:
     from torch.nn import functional as F
     from transformers import AutoModelForMaskedLM
 
-    from ds_bert.data.masking import EVALUATION_MASKS, TokenMasker
+    from ds_bert.data.batches.masking import EVALUATION_MASKS, TokenMasker
     from ds_bert.data.prepared import PreparedData
     from ds_bert.training.trained_model import find_trained_model
 

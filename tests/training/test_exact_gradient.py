@@ -12,7 +12,7 @@ TOLERANCE = 1e-6
 
 def first_gradient(args) -> dict:
     """The reduced gradient of the first step (stage 0), and what the run logged."""
-    from ds_bert.reduction import guard as gradients
+    from ds_bert.engine import gradient_guard as gradients
 
     seen = {}
     original = gradients.GradientGuard.before_step
@@ -36,7 +36,7 @@ def reference_gradient(args) -> dict:
     import numpy as np
     from transformers import AutoConfig, AutoModelForMaskedLM
 
-    from ds_bert.data.masking import TokenMasker
+    from ds_bert.data.batches.masking import TokenMasker
     from ds_bert.data.prepared import PreparedData
 
     data = PreparedData(args.data)

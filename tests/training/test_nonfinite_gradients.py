@@ -16,7 +16,7 @@ PRECISIONS = {
 
 def train_with_bad_steps(args, bad_steps: set[int], value: float) -> dict:
     """Run with one gradient of rank 1 spoilt in these steps (counted from 1); the states after each step."""
-    from ds_bert.reduction import guard as gradients
+    from ds_bert.engine import gradient_guard as gradients
     from ds_bert.training import loop
 
     states = []

@@ -1,0 +1,5 @@
+"""From the JSON that a user wrote to a configuration that is checked, complete and the same for DeepSpeed and us.
+
+`resolve` is the one way: batch sizes, "auto" values, learning rates, bucket clipping, and what is refused. Plain
+dictionaries, so that a mistake is found before any rank starts. May import: optim, reduction.plan, and the ground.
+"""
