@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
+from ds_bert.data.prepared import FORMAT_VERSION, MANIFEST
 from ds_bert.data.preparing import storage
 from ds_bert.data.preparing.chunks import ChunkJob, Counts, chunk_documents, make_samples, start_job
 from ds_bert.data.preparing.documents import PIECE_CHARS, Piece, check_inputs, read_documents
@@ -155,7 +156,7 @@ def _make(
         tokenizer.init_kwargs.pop(trace_of_loading, None)
     tokenizer.save_pretrained(folder / "tokenizer")
     manifest = {
-        "format_version": storage.FORMAT_VERSION,
+        "format_version": FORMAT_VERSION,
         "tokenizer_hash": tokenizer_hash(folder / "tokenizer"),
         "vocab_size": len(tokenizer),
         "settings": {
@@ -189,7 +190,7 @@ def _make(
         )
     manifest["parts"] = {name: asdict(part) for name, part in counts.items()}
     manifest["versions"] = {"ds_bert": __version__} | {name: metadata.version(name) for name in _LIBRARIES}
-    storage.write_json(folder / storage.MANIFEST, manifest)
+    storage.write_json(folder / MANIFEST, manifest)
     return manifest
 
 
