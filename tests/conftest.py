@@ -34,6 +34,14 @@ def rank_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable]:
         pool.close()
 
 
+@pytest.fixture
+def fp16_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fp16 counts as supported, as on a GPU; some CPUs' mkldnn refuses it."""
+    from deepspeed.accelerator import get_accelerator
+
+    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)
+
+
 TEXT = """
 the of and to in a is that it was for on are as with his they at be this from have or by one had not but what all were
 when we there can an your which their said if do will each about how up out them then she many some so these would

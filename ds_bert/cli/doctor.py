@@ -64,7 +64,7 @@ def _look_at_job(args: argparse.Namespace, world_size: int) -> tuple:
     from ds_bert.data.prepared import PreparedData
     from ds_bert.doctor.memory import estimate_memory
     from ds_bert.modeling import build_model, load_config
-    from ds_bert.resolution.resolve import resolve_batch_sizes
+    from ds_bert.resolution import resolve_batch_sizes
 
     data = PreparedData(args.data)
     tokenizer = data.load_tokenizer(trust_remote_code=args.trust_remote_code)

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
+    "BucketClipping": "gradient_guard",
     "GradientGuard": "gradient_guard",
     "RankClock": "rank_clock",
     "TRACE_FOLDER": "initialization",
@@ -15,6 +16,7 @@ _HOMES = {
     "attach_to_engine": "bucket_clipping",
     "guard_of": "gradient_guard",
     "initialize": "initialization",
+    "initialize_resolved": "initialization",
 }
 
 __all__ = sorted(_HOMES)

@@ -1,6 +1,7 @@
 """Bucket clipping on a DeepSpeed engine: our reducer at stage 0, DeepSpeed's own buckets at ZeRO 1 and 2."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -9,11 +10,12 @@ from deepspeed import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from ds_bert.engine.gradient_guard import guard_of
+from ds_bert.engine.patches import wrap
 from ds_bert.engine.zero_clipping import ZeroClipping
 from ds_bert.errors import UserError
 from ds_bert.reduction.reducer import OverlappedReducer, check_settings
 from ds_bert.reduction.trace import Trace
-from ds_bert.resolution.bucket_clipping import KEY, check_compatible
+from ds_bert.resolution.refusals import KEY, check_compatible
 
 CLIENT_STATE = "ds_bert_bucket_clipping"
 
@@ -108,38 +110,51 @@ def _reduce_in_place_of(engine: DeepSpeedEngine, **settings) -> OverlappedReduce
         if engine.is_gradient_accumulation_boundary():
             reducer.finish()
 
-    engine.allreduce_gradients = finish_at_the_boundary
+    # In place of DeepSpeed's own, which is not called.
+    wrap(engine, "allreduce_gradients", "bucket clipping", lambda _: finish_at_the_boundary)
     return reducer
 
 
 def _trace_steps(engine: DeepSpeedEngine, trace: Trace) -> None:
     """Spans of forward, backward and optimizer around those of the reduction."""
     engine.bucket_clipping.trace = engine.trace = trace
-    forward, backward, reduce = engine.forward, engine.backward, engine.allreduce_gradients
-    take_step = engine._take_model_step
     backward_started = 0.0
 
-    def traced_forward(*args, **kwargs):
-        with trace.span("forward", "compute"):
-            return forward(*args, **kwargs)
+    def forward(inner: Callable) -> Callable:
+        def traced(*args, **kwargs):
+            with trace.span("forward", "compute"):
+                return inner(*args, **kwargs)
 
-    def traced_backward(*args, **kwargs):
-        nonlocal backward_started
-        backward_started = time.perf_counter()
-        return backward(*args, **kwargs)
+        return traced
 
-    def traced_reduce(*args, **kwargs):
-        # DeepSpeed reduces at the end of its backward.
-        trace.add("backward", "compute", backward_started, time.perf_counter())
-        return reduce(*args, **kwargs)
+    def backward(inner: Callable) -> Callable:
+        def traced(*args, **kwargs):
+            nonlocal backward_started
+            backward_started = time.perf_counter()
+            return inner(*args, **kwargs)
 
-    def traced_step(*args, **kwargs):
-        with trace.span("optimizer", "compute"):
-            take_step(*args, **kwargs)
-        trace.end_step(engine.global_steps)
+        return traced
 
-    engine.forward, engine.backward, engine.allreduce_gradients = traced_forward, traced_backward, traced_reduce
-    engine._take_model_step = traced_step
+    def reduce(inner: Callable) -> Callable:
+        def traced(*args, **kwargs):
+            # DeepSpeed reduces at the end of its backward.
+            trace.add("backward", "compute", backward_started, time.perf_counter())
+            return inner(*args, **kwargs)
+
+        return traced
+
+    def take_step(inner: Callable) -> Callable:
+        def traced(*args, **kwargs):
+            with trace.span("optimizer", "compute"):
+                inner(*args, **kwargs)
+            trace.end_step(engine.global_steps)
+
+        return traced
+
+    wrap(engine, "forward", "trace", forward)
+    wrap(engine, "backward", "trace", backward)
+    wrap(engine, "allreduce_gradients", "trace", reduce)
+    wrap(engine, "_take_model_step", "trace", take_step)
 
 
 def _switch_off_own_clipping(engine: DeepSpeedEngine) -> None:
@@ -149,18 +164,23 @@ def _switch_off_own_clipping(engine: DeepSpeedEngine) -> None:
 
 
 def _save_with_checkpoints(engine: DeepSpeedEngine) -> None:
-    save, load = engine.save_checkpoint, engine.load_checkpoint
+    def save(inner: Callable) -> Callable:
+        def save_with_plan(save_dir, tag=None, client_state=None, **kwargs):
+            client_state = {**(client_state or {}), CLIENT_STATE: engine.bucket_clipping.state_dict()}
+            return inner(save_dir, tag=tag, client_state=client_state, **kwargs)
 
-    def save_with_plan(save_dir, tag=None, client_state=None, **kwargs):
-        client_state = {**(client_state or {}), CLIENT_STATE: engine.bucket_clipping.state_dict()}
-        return save(save_dir, tag=tag, client_state=client_state, **kwargs)
+        return save_with_plan
 
-    def load_with_plan(*args, **kwargs):
-        path, client_state = load(*args, **kwargs)
-        state = client_state.pop(CLIENT_STATE, None) if client_state else None
-        if state is not None:
-            engine.bucket_clipping.load_state_dict(state)
-        _switch_off_own_clipping(engine)  # DeepSpeed's optimizers restore the maximum norm of the checkpoint
-        return path, client_state
+    def load(inner: Callable) -> Callable:
+        def load_with_plan(*args, **kwargs):
+            path, client_state = inner(*args, **kwargs)
+            state = client_state.pop(CLIENT_STATE, None) if client_state else None
+            if state is not None:
+                engine.bucket_clipping.load_state_dict(state)
+            _switch_off_own_clipping(engine)  # DeepSpeed's optimizers restore the maximum norm of the checkpoint
+            return path, client_state
 
-    engine.save_checkpoint, engine.load_checkpoint = save_with_plan, load_with_plan
+        return load_with_plan
+
+    wrap(engine, "save_checkpoint", "bucket clipping", save)
+    wrap(engine, "load_checkpoint", "bucket clipping", load)

@@ -3,18 +3,39 @@
 import logging
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
 from deepspeed.runtime.base_optimizer import ZeROOptimizer
 
+from ds_bert.engine.patches import wrap
 from ds_bert.errors import UserError
 from ds_bert.reduction.norms import global_norm
+from ds_bert.reduction.statistics import ReductionStatistics
+from ds_bert.reduction.trace import Trace
 
 MAX_SKIPPED_IN_A_ROW = 10
 
 log = logging.getLogger(__name__)
+
+
+class BucketClipping(Protocol):
+    """What the two ways of clipping buckets have in common: `OverlappedReducer` (stage 0), `ZeroClipping` (1 and 2)."""
+
+    statistics: ReductionStatistics | None
+    """Figures of the last step."""
+    trace: Trace | None
+
+    def first_nonfinite(self) -> str | None:
+        """See `OverlappedReducer.first_nonfinite`."""
+
+    def state_dict(self) -> dict:
+        """What a resumed run needs to give the same numbers: plain values."""
+
+    def load_state_dict(self, state: dict) -> None:
+        """Take what `state_dict` gave, on all ranks alike, before the first step."""
 
 
 class GradientGuard:
@@ -37,8 +58,8 @@ class GradientGuard:
 
     def __init__(self, engine: DeepSpeedEngine) -> None:
         self.engine = engine
-        self.clipping = None
-        """The bucket clipping attached to the engine, if there is one: it knows the norms."""
+        self.clipping: BucketClipping | None = None
+        """Bucket clipping attached to the engine, if there is one: it knows the norms."""
         self.skipped_in_a_row = 0
         self._any_step_succeeded = False
         self._norm: float | None = None
@@ -52,16 +73,16 @@ class GradientGuard:
         if hasattr(scaler, "raise_error_at_min_scale"):
             # DeepSpeed would raise a bare Exception; after_step() says the same in words.
             scaler.raise_error_at_min_scale = False
-        engine.get_global_grad_norm = lambda: self.norms()[1]
-        take_step = engine._take_model_step
+        wrap(engine, "get_global_grad_norm", "gradient guard", lambda _: lambda: self.norms()[1])
+        wrap(engine, "_take_model_step", "gradient guard", self._watched)
 
+    def _watched(self, take_step: Callable) -> Callable:
         def watched_step(*args, **kwargs):
             self.before_step()
             take_step(*args, **kwargs)
             self.after_step()
 
-        # Not engine.step: only this is called at the end of accumulation alone, whoever decides when that is.
-        engine._take_model_step = watched_step
+        return watched_step
 
     def loss_scale(self) -> float:
         """The factor in the gradients; 1 without fp16."""
@@ -163,15 +184,16 @@ def _minimum_scale(scaler) -> float:
 
 
 def _make_skippable(optimizer: torch.optim.Optimizer) -> None:
-    take_step = optimizer.step
+    def skippable(take_step: Callable) -> Callable:
+        def step(*args, **kwargs):
+            if not optimizer.overflow:
+                return take_step(*args, **kwargs)
 
-    def step(*args, **kwargs):
-        if not optimizer.overflow:
-            return take_step(*args, **kwargs)
+        return step
 
     # DeepSpeed reads `overflow` after step(), as it does with its own wrappers.
     optimizer.overflow = False
-    optimizer.step = step
+    wrap(optimizer, "step", "gradient guard", skippable)
 
 
 def _forgets_loss_scale(engine: DeepSpeedEngine) -> bool:
@@ -188,10 +210,8 @@ def _forgets_loss_scale(engine: DeepSpeedEngine) -> bool:
 
 
 def _remember_loss_scale(engine: DeepSpeedEngine, loss_scale: Callable[[], float]) -> None:
-    backward, scale = engine.backward, engine.scale
+    def scaled_backward(backward: Callable) -> Callable:
+        return lambda loss, *args, **kwargs: backward(loss * loss_scale(), *args, **kwargs) / loss_scale()
 
-    def scaled_backward(loss, *args, **kwargs):
-        return backward(loss * loss_scale(), *args, **kwargs) / loss_scale()
-
-    engine.backward = scaled_backward
-    engine.scale = lambda loss: scale(loss) * loss_scale()
+    wrap(engine, "backward", "gradient guard", scaled_backward)
+    wrap(engine, "scale", "gradient guard", lambda scale: lambda loss: scale(loss) * loss_scale())

@@ -14,8 +14,7 @@ from ds_bert.config import SECTION, parse_section, read_json
 from ds_bert.engine.bucket_clipping import attach_to_engine
 from ds_bert.errors import UserError
 from ds_bert.optim import polynomial_schedule
-from ds_bert.resolution.bucket_clipping import resolve_bucket_clipping
-from ds_bert.resolution.resolve import resolve_rates
+from ds_bert.resolution import Resolved, resolve
 
 TRACE_FOLDER = "trace"
 
@@ -53,26 +52,38 @@ def initialize(*args: Any, **kwargs: Any) -> tuple:
     if not (section.bucket_clipping.enabled or section.lr_scaling or section.schedule):
         return deepspeed.initialize(*args, **kwargs)
     try:
-        return _initialize_ours(config, given)
+        model_config = getattr(given.get("model"), "config", None)
+        resolved = resolve(
+            config,
+            world_size=_world_size(given),
+            hidden_size=getattr(model_config, "hidden_size", None),
+            section=section,
+        )
+        return initialize_resolved(resolved, given)
     except UserError as error:
         raise UserError(f"{source}: {error}" if source else str(error)) from None
 
 
-def _initialize_ours(config: dict, given: dict) -> tuple:
-    config = resolve_rates(config, world_size=_world_size())
-    section = parse_section(config)
-    clipping = section.bucket_clipping
+def initialize_resolved(resolved: Resolved, given: dict[str, Any]) -> tuple:
+    """`initialize` for a configuration that is resolved already.
+
+    Args:
+        resolved: the configuration.
+        given: arguments of `deepspeed.initialize` by name.
+
+    Raises:
+        UserError: `lr_scheduler` is given although the section has a schedule, or see `attach_to_engine`.
+    """
+    given, section, clipping = dict(given), resolved.section, resolved.bucket_clipping
     if section.schedule:
         if given.get("lr_scheduler") is not None:
             raise UserError("two schedules: the argument lr_scheduler and ds_bert.schedule are given")
         given["lr_scheduler"] = functools.partial(polynomial_schedule, schedule=section.schedule)
-    if clipping.enabled:
-        config, clipping = resolve_bucket_clipping(config, clipping)
     if getattr(given.get("args"), "deepspeed_config", None):
         # DeepSpeed takes one place only, and the file does not say what we resolved.
         given["args"] = copy.copy(given["args"])
         given["args"].deepspeed_config = None
-    results = deepspeed.initialize(**{**given, "config": config, "config_params": None})
+    results = deepspeed.initialize(**{**given, "config": resolved.ds_config, "config_params": None})
     if clipping.enabled:
         attach_to_engine(
             results[0],
@@ -85,6 +96,8 @@ def _initialize_ours(config: dict, given: dict) -> tuple:
     return results
 
 
-def _world_size() -> int:
+def _world_size(given: dict[str, Any]) -> int:
+    if given.get("mpu") is not None:
+        return given["mpu"].get_data_parallel_world_size()
     # As deepspeed.initialize, which joins the ranks itself if nobody has, finds it.
     return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))

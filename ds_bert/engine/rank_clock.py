@@ -1,7 +1,10 @@
 """How long this rank works on a step before it waits for the others."""
 
+from collections.abc import Callable
+
 from deepspeed import DeepSpeedEngine
 
+from ds_bert.engine.patches import wrap
 from ds_bert.reduction.timing import now, seconds_between
 
 
@@ -17,19 +20,20 @@ class RankClock:
 
     def __init__(self, engine: DeepSpeedEngine) -> None:
         self._device = engine.device
-        reduce = engine.allreduce_gradients
+        wrap(engine, "allreduce_gradients", "rank clock", self._timed)
+        self.start()
 
+    def _timed(self, reduce: Callable) -> Callable:
         def timed(*args, **kwargs):
-            self._ended = now(engine.device)
+            self._ended = now(self._device)
             return reduce(*args, **kwargs)
 
-        engine.allreduce_gradients = timed
-        self.start()
+        return timed
 
     def start(self) -> None:
         """A step begins."""
         self._started = self._ended = now(self._device)
 
     def seconds(self) -> float:
-        """Of the last step; waits for the device if that works on its own."""
+        """Duration of the last step; waits for the device if that works on its own."""
         return seconds_between(self._started, self._ended)

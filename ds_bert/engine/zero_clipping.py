@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
 
+from ds_bert.engine.patches import wrap
 from ds_bert.errors import UserError
 from ds_bert.reduction.bucket import clip_coefficient
 from ds_bert.reduction.norms import tensor_norms
@@ -49,11 +50,10 @@ class ZeroClipping:
         self._parameter_norms: list[torch.Tensor] = []
         self._in_micro_step = 0
         self._finished = False
-        self._wrap(engine)
+        wrap(self._optimizer, "average_tensor", "bucket clipping", self._clip_before)
+        wrap(engine, "allreduce_gradients", "bucket clipping", self._finish_after)
 
-    def _wrap(self, engine: DeepSpeedEngine) -> None:
-        average, reduce = self._optimizer.average_tensor, engine.allreduce_gradients
-
+    def _clip_before(self, average: Callable) -> Callable:
         def clip_and_average(tensor: torch.Tensor, communication_data_type: torch.dtype):
             if not tensor.numel():
                 return average(tensor, communication_data_type)
@@ -64,15 +64,17 @@ class ZeroClipping:
             with span(self.trace, f"all-reduce {name}", "communication"), span(self.trace, f"wait {name}", "wait"):
                 return average(tensor, communication_data_type)
 
+        return clip_and_average
+
+    def _finish_after(self, reduce: Callable) -> Callable:
         def reduce_and_finish(*args, **kwargs):
             result = reduce(*args, **kwargs)
             self._in_micro_step = 0
-            if engine.is_gradient_accumulation_boundary():
+            if self._engine.is_gradient_accumulation_boundary():
                 self._finish()
             return result
 
-        self._optimizer.average_tensor = clip_and_average
-        engine.allreduce_gradients = reduce_and_finish
+        return reduce_and_finish
 
     def _count_buckets(self) -> int:
         """How many buckets DeepSpeed's filling rule makes of the parameters, last first as backward has them."""

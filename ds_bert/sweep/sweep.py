@@ -15,7 +15,7 @@ from ds_bert.config import MAX_INT, SECTION, read_json
 from ds_bert.data.prepared import PreparedData
 from ds_bert.errors import UserError
 from ds_bert.identity import describe_changes, fingerprint
-from ds_bert.resolution.resolve import resolve, resolve_batch_sizes
+from ds_bert.resolution import resolve, resolve_batch_sizes
 from ds_bert.sweep.report import write_report
 from ds_bert.sweep.space import Parameter, combinations
 from ds_bert.sweep.trial_config import MICRO_BATCH, check_path, frees_micro_batch, trial_config
@@ -175,7 +175,7 @@ class Sweep:
         return run_trial(self._trial_folder(trial.number), options, config, self.settings.machines, should_stop)
 
     def _tell(self, trial: Trial, config: dict, outcome: TrialOutcome) -> None:
-        resolved = resolve(config, world_size=self.settings.machines.world_size, total_steps=MAX_INT)
+        resolved = resolve(config, world_size=self.settings.machines.world_size, total_steps=MAX_INT).ds_config
         batch, micro, accumulation = resolve_batch_sizes(resolved, self.settings.machines.world_size)
         facts = {
             "learning_rate": resolved["optimizer"]["params"].get("lr"),

@@ -6,7 +6,7 @@ from typing import Any
 from ds_bert.config import SECTION
 from ds_bert.errors import UserError, did_you_mean
 from ds_bert.optim.lr_scaling import PEAK_KEYS
-from ds_bert.resolution.resolve import BATCH_KEYS
+from ds_bert.resolution import BATCH_KEYS
 
 LEARNING_RATE = "optimizer.params.lr"
 # The names at the top of a DeepSpeed configuration that training values stand under.

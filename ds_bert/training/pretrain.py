@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import dataclasses
 import logging
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from transformers import PreTrainedModel
 from ds_bert.accelerator.compiled_ops import build_ops, needed_ops, use_torch_adam
 from ds_bert.cluster.rank_program import run_rank
 from ds_bert.data.batches.collators import Collator
-from ds_bert.engine import TRACE_FOLDER, initialize
+from ds_bert.engine import TRACE_FOLDER, initialize_resolved
 from ds_bert.errors import UserError
 from ds_bert.identity import differing_keys
 from ds_bert.modeling import (
@@ -28,6 +29,7 @@ from ds_bert.modeling import (
 )
 from ds_bert.optim import parameter_groups
 from ds_bert.optim.optimizers import substitute
+from ds_bert.resolution import Resolved
 from ds_bert.sampling import LengthBalancedBatchSampler
 from ds_bert.training import checkpoint as checkpoints
 from ds_bert.training import run_lock
@@ -74,9 +76,10 @@ def pretrain(args: argparse.Namespace) -> None:
 def _train(setup: RunSetup) -> None:
     args, first = setup.args, dist.get_rank() == 0
     chosen = checkpoints.choose_checkpoint(setup.run_folder, args.resume)
+    # Of this start only: the compiler of this machine, the checkpoint's number of ranks.
     ds_config = _with_an_adam_that_runs(setup.ds_config)
     folder = _loadable_folder(chosen, ds_config)
-    engine, head, collate = _build(setup, ds_config, chosen)
+    engine, head, collate = _build(setup, dataclasses.replace(setup.resolved, ds_config=ds_config), chosen)
     client_state = None
     if chosen is None:
         on_first_rank(lambda: write_run_file(setup))
@@ -153,7 +156,7 @@ def _loadable_folder(chosen: checkpoints.Checkpoint | None, ds_config: dict) -> 
 
 
 def _build(
-    setup: RunSetup, ds_config: dict, chosen: checkpoints.Checkpoint | None
+    setup: RunSetup, resolved: Resolved, chosen: checkpoints.Checkpoint | None
 ) -> tuple[DeepSpeedEngine, MaskedPositionHead, Collator]:
     args = setup.args
     torch.manual_seed(args.seed)
@@ -167,7 +170,7 @@ def _build(
         weights = f"goes on from {chosen.tag}"
     _say(f"model {args.model}: {sum(p.numel() for p in model.parameters()):,} parameters; {weights}")
     collate, head = together(lambda: _prepare_execution(setup, model))
-    return together(lambda: _initialize(model, ds_config, args.deepspeed_config)), head, collate
+    return together(lambda: initialize_engine(model, resolved, args.deepspeed_config)), head, collate
 
 
 def _prepare_execution(setup: RunSetup, model: PreTrainedModel) -> tuple[Collator, MaskedPositionHead]:
@@ -186,17 +189,17 @@ def _prepare_execution(setup: RunSetup, model: PreTrainedModel) -> tuple[Collato
     return collate, head
 
 
-def _initialize(model: torch.nn.Module, ds_config: dict, source: str) -> DeepSpeedEngine:
+def initialize_engine(model: torch.nn.Module, resolved: Resolved, source: str) -> DeepSpeedEngine:
     """DeepSpeed's engine; what DeepSpeed objects to in its part of the configuration becomes one line.
 
     Raises:
         UserError: DeepSpeed's own message.
     """
     groups = parameter_groups(model)
-    optimizer = substitute(ds_config, groups)
+    optimizer = substitute(resolved.ds_config, groups)
     parameters = {"model_parameters": groups} if optimizer is None else {"optimizer": optimizer}
     try:
-        engine = initialize(model=model, config=ds_config, **parameters)[0]
+        engine = initialize_resolved(resolved, {"model": model, **parameters})[0]
     except (AssertionError, AttributeError, ImportError, TypeError, ValueError) as error:
         log.debug("", exc_info=True)
         reason = " ".join(str(error).split())[:500]

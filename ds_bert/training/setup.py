@@ -7,14 +7,13 @@ from pathlib import Path
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from ds_bert import config as configuration
+from ds_bert.config import DsBertConfig, parse_section, read_json
 from ds_bert.data.prepared import PreparedData
-from ds_bert.errors import UserError, did_you_mean
+from ds_bert.errors import UserError
 from ds_bert.files import write_atomically
 from ds_bert.identity import describe_changes, differing_keys, fingerprint
 from ds_bert.modeling import check_tokenizer_and_lengths, has_weights, load_config
-from ds_bert.resolution import resolve as resolution
-from ds_bert.resolution.bucket_clipping import resolve_bucket_clipping
+from ds_bert.resolution import Resolved, resolve, resolve_batch_sizes
 from ds_bert.sampling import LengthBalancedBatchSampler
 from ds_bert.training.checkpoint import TAG
 from ds_bert.training.run_lock import LOCK_FILE
@@ -51,10 +50,16 @@ class RunSetup:
     data: PreparedData
     tokenizer: PreTrainedTokenizerBase
     model_config: PretrainedConfig
-    section: configuration.DsBertConfig
-    ds_config: dict
-    """As DeepSpeed sees it: batch sizes, "auto" values and the learning rate resolved."""
+    resolved: Resolved
     total_steps: int
+
+    @property
+    def section(self) -> DsBertConfig:
+        return self.resolved.section
+
+    @property
+    def ds_config(self) -> dict:
+        return self.resolved.ds_config
 
     @property
     def run_folder(self) -> Path:
@@ -90,8 +95,8 @@ def set_up_run(args: argparse.Namespace, world_size: int) -> RunSetup:
     Raises:
         UserError: anything the user should mend first.
     """
-    raw = configuration.read_json(args.deepspeed_config)
-    section = configuration.parse_section(raw, args.deepspeed_config)
+    raw = read_json(args.deepspeed_config)
+    section = parse_section(raw, args.deepspeed_config)
     data = PreparedData(args.data)
     tokenizer = data.load_tokenizer(trust_remote_code=args.trust_remote_code)
     max_length = max(int(split.lengths.max()) for split in (data.train, data.validation) if split)
@@ -107,22 +112,24 @@ def set_up_run(args: argparse.Namespace, world_size: int) -> RunSetup:
     try:
         sampler = make_sampler(raw, section, data, model_config, world_size=world_size, rank=0, seed=args.seed)
         total_steps = args.max_steps or args.epochs * sampler.steps_per_epoch
-        ds_config = resolution.resolve(
-            raw, world_size=world_size, total_steps=total_steps, hidden_size=getattr(model_config, "hidden_size", None)
+        resolved = resolve(
+            raw,
+            world_size=world_size,
+            total_steps=total_steps,
+            hidden_size=getattr(model_config, "hidden_size", None),
+            section=section,
         )
-        section = configuration.parse_section(ds_config)
-        check_supported(ds_config)
-        resolve_bucket_clipping(ds_config, section.bucket_clipping)
+        check_trainable(resolved.ds_config)
     except UserError as error:
         raise UserError(f"{args.deepspeed_config}: {error}") from None
-    setup = RunSetup(args, data, tokenizer, model_config, section, ds_config, total_steps)
+    setup = RunSetup(args, data, tokenizer, model_config, resolved, total_steps)
     check_run_folder(setup)
     return setup
 
 
 def make_sampler(
     ds_config: dict,
-    section: configuration.DsBertConfig,
+    section: DsBertConfig,
     data: PreparedData,
     model_config: PretrainedConfig,
     *,
@@ -135,7 +142,7 @@ def make_sampler(
     Raises:
         UserError: batch sizes that do not divide, a key the sampler refuses, or data of less than one global batch.
     """
-    _, micro_batch_size, accumulation_steps = resolution.resolve_batch_sizes(ds_config, world_size)
+    _, micro_batch_size, accumulation_steps = resolve_batch_sizes(ds_config, world_size)
     return LengthBalancedBatchSampler(
         data.train.lengths,
         micro_batch_size=micro_batch_size,
@@ -149,59 +156,17 @@ def make_sampler(
     )
 
 
-def check_supported(ds_config: dict) -> None:
-    """Refuse what pretraining cannot do, or not safely.
+def check_trainable(ds_config: dict) -> None:
+    """Refuse what a script with an optimizer of its own may do, and this program cannot.
 
     Raises:
         UserError: names the key.
     """
-    from deepspeed.accelerator import get_accelerator
-
-    zero = ds_config.get("zero_optimization", {})
-    _check_names(ds_config)
     if "type" not in ds_config.get("optimizer", {}):
         raise UserError('no optimizer: add for example "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}')
-    if zero.get("stage", 0) not in (0, 1, 2):
-        raise UserError(f"zero_optimization.stage: {zero['stage']} is not supported; use 0, 1 or 2")
-    if zero.get("stage") and "lamb" in ds_config["optimizer"]["type"].lower():
-        raise UserError(
-            f"optimizer.type {ds_config['optimizer']['type']} and zero_optimization.stage {zero['stage']}: ZeRO cuts "
-            "layers in pieces, and Lamb's trust ratio is that of a whole layer; use stage 0, or AdamW"
-        )
-    if zero.get("compute_grad_norm") is False:
-        raise UserError(
-            "zero_optimization.compute_grad_norm: false takes away the check for non-finite gradients; remove it"
-        )
-    if ds_config.get("bf16", {}).get("check_grad_overflow") is False:
-        raise UserError("bf16.check_grad_overflow: false would let NaN into the weights; remove it")
-    autocast = ds_config.get("torch_autocast", {})
-    if autocast.get("enabled") and str(autocast.get("dtype", "bfloat16")) not in (
-        "bfloat16",
-        "torch.bfloat16",
-    ):
-        raise UserError('torch_autocast.dtype: only "bfloat16" is supported; for fp16 use the section "fp16"')
-    if ds_config.get("fp16", {}).get("enabled") and not get_accelerator().is_fp16_supported():
-        raise UserError(
-            f"fp16.enabled: this device ({get_accelerator().device_name()}) cannot train in fp16; "
-            'use "bf16": {"enabled": true} instead'
-        )
-
-
-def _check_names(ds_config: dict) -> None:
-    """Refuse an optimizer or a scheduler that neither DeepSpeed nor torch has."""
-    import torch
-    from deepspeed.runtime.config import DEEPSPEED_OPTIMIZERS
-    from deepspeed.runtime.lr_schedules import VALID_LR_SCHEDULES
-
-    optimizer = ds_config.get("optimizer", {}).get("type")
-    torch_optimizers = [name for name, kind in vars(torch.optim).items() if isinstance(kind, type)]
-    if optimizer and optimizer.lower() not in DEEPSPEED_OPTIMIZERS and optimizer not in torch_optimizers:
-        valid = ["Adam", "AdamW", "Lamb", "Lion", *torch_optimizers]
-        raise UserError(f"optimizer.type: {optimizer!r} is not known{did_you_mean(optimizer, valid)}")
-    scheduler = ds_config.get("scheduler", {}).get("type")
-    if scheduler and scheduler not in VALID_LR_SCHEDULES and not hasattr(torch.optim.lr_scheduler, scheduler):
-        hint = did_you_mean(scheduler, VALID_LR_SCHEDULES)
-        raise UserError(f"scheduler.type: {scheduler!r} is not known{hint}")
+    stage = ds_config.get("zero_optimization", {}).get("stage", 0)
+    if stage not in (0, 1, 2):
+        raise UserError(f"zero_optimization.stage: {stage} is not supported; use 0, 1 or 2")
 
 
 def check_run_folder(setup: RunSetup) -> None:

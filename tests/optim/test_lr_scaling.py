@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ds_bert.config import LrScalingConfig, parse_section
+from ds_bert.config import LrScalingConfig
 from ds_bert.errors import UserError
 from ds_bert.optim.lr_scaling import scaled_rate
-from ds_bert.resolution.resolve import resolve, resolve_rates
+from ds_bert.resolution import resolve
 
 
 def config(scaling: dict, *, batch: int = 1024, params: dict | None = None, **more) -> dict:
@@ -29,13 +29,13 @@ def test_the_rate_is_written_wherever_one_is_kept(rule, rate, scheduler):
         params = {"total_num_steps": 10, "warmup_num_steps": 2} if scheduler[0] == "WarmupDecayLR" else {}
         given["scheduler"] = {"type": scheduler[0], "params": params}
     before = copy.deepcopy(given)
-    resolved = resolve(given, world_size=2)
+    resolved = resolve(given, world_size=2).ds_config
     assert given == before
     assert resolved["optimizer"]["params"]["lr"] == pytest.approx(rate, rel=1e-12)
     if scheduler:
         assert resolved["scheduler"]["params"][scheduler[1]] == pytest.approx(rate, rel=1e-12)
     # What is resolved can be given again: nothing is scaled twice.
-    assert resolve(resolved, world_size=2) == resolved
+    assert resolve(resolved, world_size=2).ds_config == resolved
 
 
 @given(base=st.integers(1, 10**6), batch=st.integers(1, 10**6), rate=st.floats(1e-6, 1.0), steps=st.integers(1, 10**6))
@@ -49,20 +49,20 @@ def test_scaling_there_and_back_is_nothing(base, batch, rate, steps):
 def test_the_warm_up_keeps_its_samples():
     scaling = {"rule": "linear", **BASE, "scale_warmup": True}
     params = {"warmup_num_steps": 1000, "total_num_steps": 5000}
-    resolved = resolve(config(scaling, scheduler={"type": "WarmupDecayLR", "params": params}), world_size=1)
+    resolved = resolve(config(scaling, scheduler={"type": "WarmupDecayLR", "params": params}), world_size=1).ds_config
     assert resolved["scheduler"]["params"]["warmup_num_steps"] == 250
     given = config(scaling)
     given["ds_bert"]["schedule"] = {"warmup_steps": 1000, "total_steps": 5000}
-    assert resolve(given, world_size=1)["ds_bert"]["schedule"]["warmup_steps"] == 250
+    assert resolve(given, world_size=1).ds_config["ds_bert"]["schedule"]["warmup_steps"] == 250
 
 
 def test_adams_constants_follow_the_square_root_rule():
     scaling = {"rule": "sqrt", **BASE, "scale_adam": True}
     params = {"betas": [0.9, 0.98], "eps": 1e-6}
-    found = resolve(config(scaling, batch=4 * 256, params=params), world_size=1)["optimizer"]["params"]
+    found = resolve(config(scaling, batch=4 * 256, params=params), world_size=1).ds_config["optimizer"]["params"]
     assert found["betas"] == pytest.approx([0.6, 0.92])
     assert found["eps"] == pytest.approx(5e-7)
-    found = resolve(config(scaling, batch=2 * 256), world_size=1)["optimizer"]["params"]
+    found = resolve(config(scaling, batch=2 * 256), world_size=1).ds_config["optimizer"]["params"]
     assert found["betas"] == pytest.approx([0.8, 0.998])
     assert found["eps"] == pytest.approx(1e-8 / 2**0.5)
 
@@ -100,12 +100,3 @@ def test_adams_constants_follow_the_square_root_rule():
 def test_what_cannot_be_scaled_is_named(given, message):
     with pytest.raises(UserError, match=re.escape(message)):
         resolve(given, world_size=1)
-
-
-def test_initialize_changes_the_rates_alone():
-    given = config({"rule": "linear", **BASE}, fp16={"enabled": "auto"})
-    found = resolve_rates(given, world_size=4)
-    assert found["optimizer"]["params"]["lr"] == pytest.approx(4e-4)
-    assert found["fp16"] == {"enabled": "auto"}
-    assert "gradient_accumulation_steps" not in found
-    assert parse_section(found).lr_scaling is None

@@ -31,9 +31,8 @@ def outcomes(optimizer: str, precision: str, stage: int, folder: str) -> list[st
 
 def outcome(optimizer: str, precision: str, stage: int, clipping: bool, folder: str) -> str:
     from ds_bert.engine import guard_of
-    from ds_bert.resolution.resolve import resolve
-    from ds_bert.training.pretrain import _initialize
-    from ds_bert.training.setup import check_supported
+    from ds_bert.resolution import resolve
+    from ds_bert.training.pretrain import initialize_engine
 
     config = {
         "train_micro_batch_size_per_gpu": 2,
@@ -44,9 +43,8 @@ def outcome(optimizer: str, precision: str, stage: int, clipping: bool, folder: 
         **PRECISIONS[precision],
     }
     try:
-        config = resolve(config, world_size=dist.get_world_size())
-        check_supported(config)
-        engine, again = (_initialize(reference.tiny_bert(seed=seed), config, "ds.json") for seed in (0, 1))
+        resolved = resolve(config, world_size=dist.get_world_size())
+        engine, again = (initialize_engine(reference.tiny_bert(seed=seed), resolved, "ds.json") for seed in (0, 1))
         for one in (engine, again):
             guard_of(one)  # as the training loop has it
     except UserError as error:

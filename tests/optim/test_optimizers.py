@@ -10,7 +10,7 @@ from torch import nn
 from ds_bert.errors import UserError
 from ds_bert.optim import parameter_groups
 from ds_bert.optim.optimizers import resolve_name, substitute
-from ds_bert.training.setup import check_supported
+from ds_bert.resolution.refusals import check_supported
 
 
 def config(name: str, **params) -> dict:

@@ -9,8 +9,7 @@ import pytest
 from ds_bert.config import parse_section, read_json
 from ds_bert.optim.lr_scaling import scaled_rate
 from ds_bert.optim.schedule import rate_at
-from ds_bert.resolution.resolve import BATCH_KEYS, resolve, resolve_batch_sizes
-from ds_bert.training.setup import check_supported
+from ds_bert.resolution import BATCH_KEYS, resolve, resolve_batch_sizes
 from tests.runs import metrics_lines, train
 
 FOLDER = Path(__file__).parents[2] / "ds_configs" / "recipes"
@@ -42,10 +41,9 @@ def test_every_recipe_is_known_here_and_in_the_docs():
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_arithmetic_at_its_real_size(name):
+def test_the_arithmetic_at_its_real_size(name, fp16_allowed):
     gpus, batch_size, micro_batch_size, rates = RECIPES[name]
-    resolved = resolve(read(name), world_size=gpus)
-    check_supported(resolved)
+    resolved = resolve(read(name), world_size=gpus).ds_config
     assert resolve_batch_sizes(resolved, gpus)[:2] == (batch_size, micro_batch_size)
     assert gpus * micro_batch_size * resolved["gradient_accumulation_steps"] == batch_size
     schedule = parse_section(resolved).schedule

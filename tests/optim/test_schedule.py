@@ -8,7 +8,7 @@ import torch
 from ds_bert.config import ScheduleConfig, parse_section
 from ds_bert.errors import UserError
 from ds_bert.optim.schedule import polynomial_schedule, rate_at
-from ds_bert.resolution.resolve import resolve
+from ds_bert.resolution import resolve
 
 SAMSUNG = {"warmup_steps": 82, "start_step": -16, "total_steps": 179, "end_lr": 4.9455e-5}
 NVIDIA_4096 = {"warmup_steps": 290, "start_step": -100, "total_steps": 470}
@@ -83,6 +83,6 @@ def test_the_length_is_that_of_the_run_or_a_number():
     given = {
         "train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "ds_bert": {"schedule": {}},
     }  # fmt: skip
-    assert parse_section(resolve(given, world_size=1, total_steps=70)).schedule.total_steps == 70
+    assert parse_section(resolve(given, world_size=1, total_steps=70).ds_config).schedule.total_steps == 70
     with pytest.raises(UserError, match="is known to ds-bert pretrain only; write a number"):
         resolve(given, world_size=1)

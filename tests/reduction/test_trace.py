@@ -9,8 +9,8 @@ from ds_bert.cli.main import main
 from ds_bert.errors import UserError
 from ds_bert.reduction.trace import LANES
 from ds_bert.reduction.trace_report import read_traces, typical_step
+from tests.engine.test_bucket_clipping import base
 from tests.reduction import reference
-from tests.reduction.test_engine import base
 
 
 def trace_three_steps(folder: str) -> None:

@@ -9,14 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ds_bert import config as configuration
+from ds_bert import resolution
 from ds_bert.errors import UserError
-from ds_bert.resolution import resolve as resolution
 
 ADAM = {"type": "Adam", "params": {"lr": 1e-3}}
 
 
 def resolve(**config):
-    return resolution.resolve({"train_batch_size": 8, "optimizer": ADAM, **config}, world_size=2, total_steps=70)
+    return resolution.resolve(
+        {"train_batch_size": 8, "optimizer": ADAM, **config}, world_size=2, total_steps=70
+    ).ds_config
 
 
 def test_the_keys_of_the_section_are_these():
@@ -202,10 +204,10 @@ def test_resolving_does_not_change_what_was_given():
 
 
 @pytest.mark.parametrize("path", sorted(Path("ds_configs").rglob("*.json")), ids=str)
-def test_every_shipped_configuration_is_valid(path):
+def test_every_shipped_configuration_is_valid(path, fp16_allowed):
     config = configuration.read_json(path)
     configuration.parse_section(config, str(path))
-    resolved = resolution.resolve(config, world_size=2, total_steps=100, hidden_size=768)
+    resolved = resolution.resolve(config, world_size=2, total_steps=100, hidden_size=768).ds_config
     assert '"auto"' not in json.dumps(resolved)
     rates = [v for k, v in re.findall(r'"(lr|base_lr|warmup_max_lr)": ([\d.e-]+)', path.read_text())]
     assert len(rates) == 1
