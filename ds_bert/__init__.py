@@ -5,8 +5,12 @@
 
 from typing import Any
 
-__version__ = "0.1.0"
-__all__ = ["initialize"]
+from ds_bert import deprecated_paths
+from ds_bert.version import __version__
+
+__all__ = ["__version__", "initialize"]
+
+deprecated_paths.install()
 
 
 def __getattr__(name: str) -> Any:
