@@ -49,3 +49,20 @@ def test_tests_and_files_that_a_page_names_exist(page):
     named = re.findall(r"`((?:tests|benchmarks|launch|ds_configs)/[\w/.]+\.(?:py|sh|json))`", (ROOT / page).read_text())
     missing = [name for name in named if not (ROOT / name).exists()]
     assert not missing
+
+
+def test_readmes_factors_of_balance_and_of_overlap_are_the_recorded_ones():
+    text = (ROOT / "README.md").read_text()
+    balance = json.loads((ROOT / "benchmarks/results/balance.json").read_text())["strategies"]
+    balanced, random = (balance[name]["packed"]["max_over_mean"] for name in ("balanced", "random"))
+    assert f"the slowest rank does {balanced:.3f} instead of {random:.1f} times the mean work" in text
+    network = (ROOT / "benchmarks/results/overlap.md").read_text().split("## 2 ranks, 1 Gbit/s")[1].split("##")[0]
+    steps = dict(re.findall(r"^\| ([\w ]+) \| (\d+) \|", network, re.M))
+    factor = int(steps["DeepSpeed stage 0"]) / int(steps["ds_bert stage 0"])
+    assert f"{factor:.2f} times the steps per second of DeepSpeed stage 0" in text
+
+
+@pytest.mark.parametrize("page", ["README.md", *[f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")]])
+def test_no_line_of_prose_is_longer_than_120_columns(page):
+    prose = re.sub(r"^ *```.*?^ *```", "", (ROOT / page).read_text(), flags=re.M | re.S)
+    assert [line for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")] == []
