@@ -1,7 +1,7 @@
 """What users write stays as it is: keys of the "ds_bert" section, options of the commands, names of every room.
 
 A change here is a change of the interface. If it is meant: `python tests/layout/test_frozen_names.py` writes the list
-anew, and CHANGELOG.md says what changed.
+anew, and `CHANGELOG.md` says what changed.
 """
 
 import argparse
