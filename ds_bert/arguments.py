@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable
 
-from ds_bert.config import MAX_INT
+from ds_bert.constants import MAX_INT
 
 
 def _at_least(minimum: int) -> Callable[[str], int]:

@@ -10,12 +10,10 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ds_bert.constants import MAX_INT
 from ds_bert.errors import UserError, did_you_mean
 
 SECTION = "ds_bert"
-
-MIB = 1 << 20  # bytes; what `bucket_size_mb` counts
-MAX_INT = 2**31 - 1  # what numpy and torch must hold in 32 bits
 
 Values = TypeVar("Values", bound="Section")
 

@@ -5,7 +5,6 @@ of the whole gradient. docs/clipping.md has the mathematics. Plain torch: DeepSp
 """
 
 import contextlib
-import json
 import logging
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,8 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ds_bert.config import MIB
+from ds_bert.agreement import agree, gather
+from ds_bert.constants import MIB
 from ds_bert.errors import UserError
+from ds_bert.identity import fingerprint
 from ds_bert.reduction.bucket import Bucket, SplitBucket
 from ds_bert.reduction.communication import let_computation_go_first, start_all_reduce, wait_for
 from ds_bert.reduction.plan import BucketPlan, Member
@@ -211,19 +212,10 @@ class OverlappedReducer:
         leaks = self.tied is not None and self.tied.has_third_use
         order = self._learned_order
         if self.world_size > 1:
-            first = dist.get_global_rank(self.group, 0) if self.group else 0
-            mine = self._what_ranks_share()
-            agreed = [order, mine]
-            dist.broadcast_object_list(agreed, src=first, group=self.group)
-            order = agreed[0]
-            differs_leaks = torch.tensor([agreed[1] != mine, leaks], dtype=torch.int32, device=self._device)
-            dist.all_reduce(differs_leaks, op=dist.ReduceOp.MAX, group=self.group)
-            if differs_leaks[0]:
-                raise UserError(
-                    "bucket clipping: the ranks differ in trainable parameters, in their weights or in the settings of "
-                    "bucket_clipping; give all the same model, from the same seed, and configuration"
-                )
-            leaks = bool(differs_leaks[1])
+            remedy = "give all the same model, from the same seed, and configuration"
+            agree(self._what_ranks_share(), "bucket clipping: the ranks", remedy, self.group)
+            offers = gather((order if dist.get_rank(self.group) == 0 else None, leaks), self.group)
+            order, leaks = offers[0][0], any(leak for _, leak in offers)
         if leaks:
             log.info(f"the gradient of {self.tied.name} is sent in one piece, at the end: it has a third use")
             order = [name for name in order if name != self.tied.name] + [self.tied.name]
@@ -237,12 +229,19 @@ class OverlappedReducer:
         )
         self._adopt(plan)
 
-    def _what_ranks_share(self) -> str:
-        settings = [self.max_norm, self.threshold, self.bucket_size_mb, self.overlap, str(self.communication_dtype)]
-        shapes = {name: list(p.shape) for name, p in self.parameters.items()}
+    def _what_ranks_share(self) -> dict:
         # Nobody broadcasts weights here, and ranks that start from different ones would never meet.
-        weights = [int(p.detach().reshape(-1).view(torch.uint8).sum()) for p in self.parameters.values()]
-        return json.dumps([settings, shapes, self.tied is not None, weights])
+        weights = {name: int(p.detach().reshape(-1).view(torch.uint8).sum()) for name, p in self.parameters.items()}
+        return {
+            "gradient_clipping": self.max_norm,
+            "threshold": self.threshold,
+            "bucket_size_mb": self.bucket_size_mb,
+            "overlap": self.overlap,
+            "communication_data_type": str(self.communication_dtype),
+            "split_tied_embedding": self.tied is not None,
+            "trainable parameters": fingerprint({name: list(p.shape) for name, p in self.parameters.items()}),
+            "weights": fingerprint(weights),
+        }
 
     def _member(self, parameter: nn.Parameter) -> Member:
         dtype = self.communication_dtype or parameter.dtype

@@ -3,7 +3,8 @@
 import copy
 from typing import Any
 
-from ds_bert.config import MIB, BucketClippingConfig
+from ds_bert.config import BucketClippingConfig
+from ds_bert.constants import MIB
 from ds_bert.errors import UserError
 from ds_bert.resolution.refusals import KEY, check_compatible, model_dtype
 

@@ -9,23 +9,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ds_bert.config import MAX_INT, SamplingConfig, checked
+from ds_bert.agreement import agree, gather
+from ds_bert.config import SamplingConfig, checked
+from ds_bert.constants import MAX_INT
 from ds_bert.errors import UserError
+from ds_bert.sampling.arguments import as_lengths, whole_number
 from ds_bert.sampling.cost import cost_table, cost_units
 from ds_bert.sampling.epoch import DrawnEpoch
 from ds_bert.sampling.plan import BatchSizes, Lengths, StepPlan, Strategy
+from ds_bert.sampling.position import NOTHING, Position
 from ds_bert.sampling.strategies import strategy_class
-
-STATE_VERSION = 2
 
 # Steps kept, so that who iterates and who asks for a global batch some steps behind share the work.
 STEPS_KEPT = 16
-
-MAX_SAMPLES = np.iinfo(np.int32).max // 2  # as many again can be carried over
-
-MAX_LENGTH = 1 << 24  # tokens: the cost table has an entry for each
-
-NOTHING = np.empty(0, dtype=np.int32)
 
 
 class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
@@ -78,14 +74,14 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
         **options: Any,
     ) -> None:
         self.sizes = BatchSizes(
-            _whole_number("micro_batch_size", micro_batch_size, 1, MAX_INT),
-            _whole_number("gradient_accumulation_steps", gradient_accumulation_steps, 1, MAX_INT),
-            _whole_number("world_size", world_size, 1, MAX_INT),
+            whole_number("micro_batch_size", micro_batch_size, 1, MAX_INT),
+            whole_number("gradient_accumulation_steps", gradient_accumulation_steps, 1, MAX_INT),
+            whole_number("world_size", world_size, 1, MAX_INT),
         )
-        hidden_size = _whole_number("hidden_size", hidden_size, 1, MAX_INT)
+        hidden_size = whole_number("hidden_size", hidden_size, 1, MAX_INT)
         if not isinstance(packed, bool | np.bool_):
             raise UserError(f"packed: must be true or false, not {packed!r}")
-        self.rank, self.seed, self.packed = _whole_number("rank", rank), _whole_number("seed", seed), bool(packed)
+        self.rank, self.seed, self.packed = whole_number("rank", rank), whole_number("seed", seed), bool(packed)
         if rank >= world_size:
             raise UserError(f"rank: must be below the world size of {world_size}, not {rank}")
         self.options = checked(
@@ -96,8 +92,13 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
         self.lengths = Lengths(of_sample, cost_units(table))
         self.num_samples = len(of_sample)
         self._ranks_compared = False
-        self._begin(0, NOTHING)
+        self._begin(Position(0))
         self._check_one_step()
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch."""
+        return self._position.epoch
 
     @property
     def batch_size(self) -> int:
@@ -122,18 +123,18 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
     @property
     def start_step(self) -> int:
         """The optimizer step at which iteration begins: 0 unless a state was loaded."""
-        return self._start // self.sizes.gradient_accumulation_steps
+        return self._position.start // self.sizes.gradient_accumulation_steps
 
     def __len__(self) -> int:
         """Micro-steps that iteration yields, the same on every rank."""
-        return self.steps_per_epoch * self.sizes.gradient_accumulation_steps - self._start
+        return self.steps_per_epoch * self.sizes.gradient_accumulation_steps - self._position.start
 
     def __iter__(self) -> Iterator[list[int]]:
         self.compare_ranks()
         self._yielded = 0
         accumulation, drawn = self.sizes.gradient_accumulation_steps, self._drawn()
-        while self._plan().has_step((self._start + self._yielded) // accumulation):
-            step, micro_step = divmod(self._start + self._yielded, accumulation)
+        while self._plan().has_step((self._position.start + self._yielded) // accumulation):
+            step, micro_step = divmod(self._position.start + self._yielded, accumulation)
             self._yielded += 1
             yield drawn.indices(self._step(step).micro_batch(micro_step * self.sizes.world_size + self.rank))
 
@@ -146,10 +147,10 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
         return self._drawn().samples(self._step(step).samples)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start `epoch` at its first sample; the epoch that was loaded goes on where it was."""
-        epoch = _whole_number("epoch", epoch)
+        """Start `epoch` at its first sample; the epoch that was loaded continues where it was."""
+        epoch = whole_number("epoch", epoch)
         if epoch != self.epoch:
-            self._begin(epoch, self._carried_into(epoch))
+            self._begin(Position(epoch, self._carried_into(epoch)))
 
     def state_dict(self, micro_steps_consumed: int | None = None) -> dict:
         """The position as plain values, the same on every rank.
@@ -162,55 +163,19 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
             UserError: more than the epoch has.
         """
         done = self._yielded if micro_steps_consumed is None else micro_steps_consumed
-        done = _whole_number("micro_steps_consumed", done)
+        done = whole_number("micro_steps_consumed", done)
         if done > len(self):
             raise UserError(f"micro_steps_consumed: must be from 0 to the {len(self)} that were left, not {done}")
-        step, micro_step = divmod(self._start + done, self.sizes.gradient_accumulation_steps)
-        here = {**vars(self.sizes), "steps": step, "samples_consumed": self._plan().samples_before(step)}
-        return {
-            "version": STATE_VERSION,
-            "epoch": self.epoch,
-            "segments": [*self._segments, here],
-            "micro_step": micro_step,
-            "carried": self._carried.tolist(),
-            "identity": self._identity(),
-        }
+        step = (self._position.start + done) // self.sizes.gradient_accumulation_steps
+        return self._position.state_dict(self._identity(), self.sizes, done, self._plan().samples_before(step))
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on at a saved position: at the same micro-step with the same sizes, at an optimizer step with any.
+        """Continue at a saved position: at the same micro-step with the same sizes, at an optimizer step with any.
 
         Raises:
             UserError: the state belongs to other data or settings, or stands inside an optimizer step of other sizes.
         """
-        if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
-            raise UserError(f"the saved data position is not of version {STATE_VERSION}; it comes from elsewhere")
-        try:
-            self._load(state)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(f"the saved data position is damaged ({type(error).__name__}: {error})") from None
-
-    def _load(self, state: dict) -> None:
-        mine = self._identity()
-        differing = [key for key in mine if state["identity"].get(key) != mine[key]]
-        if differing:
-            raise UserError(
-                "the saved data position belongs to other data or settings: "
-                + "; ".join(f"{key}: {state['identity'].get(key)!r} there, {mine[key]!r} here" for key in differing)
-            )
-        *earlier, last = state["segments"]
-        same = all(last[name] == value for name, value in vars(self.sizes).items())
-        if state["micro_step"] and not same:
-            raise UserError(
-                f"the saved data position stands after {state['micro_step']} of the "
-                f"{last['gradient_accumulation_steps']} micro-steps of an optimizer step; elsewhere than at the end of "
-                "a step the sizes cannot change: keep "
-                + ", ".join(f"{name} {last[name]} (here {value})" for name, value in vars(self.sizes).items())
-            )
-        if not 0 <= state["micro_step"] < last["gradient_accumulation_steps"] or not last["steps"] >= 0:
-            raise ValueError(f"micro-step {state['micro_step']} of step {last['steps']}")
-        self._begin(_whole_number("epoch", state["epoch"]), np.array(state["carried"], dtype=np.int32))
-        self._segments = earlier if same else [*earlier, last]
-        self._start = last["steps"] * self.sizes.gradient_accumulation_steps + state["micro_step"] if same else 0
+        self._begin(Position.from_state_dict(state, self._identity(), self.sizes))
 
     def compare_ranks(self, group: dist.ProcessGroup | None = None) -> None:
         """Stop if the ranks have different lengths, settings or positions, or two are the same rank.
@@ -223,19 +188,11 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
         """
         if self._ranks_compared or not dist.is_initialized() or dist.get_world_size(group) != self.sizes.world_size:
             return
-        mine = {**self._identity(), **vars(self.sizes), "epoch": self.epoch, "start": self._start}
-        mine |= {"segments": self._segments, "carried": self._carried.tolist()}
-        theirs: list[Any] = [None] * self.sizes.world_size
-        dist.all_gather_object(theirs, (self.rank, mine), group=group)
-        for key, value in theirs[0][1].items():
-            for number, (_, other) in enumerate(theirs):
-                if other[key] != value:
-                    raise UserError(
-                        f"the ranks' samplers differ in {key}: {value!r} on rank 0, {other[key]!r} on rank {number}; "
-                        "give every rank the same lengths and settings"
-                    )
-        if sorted(rank for rank, _ in theirs) != list(range(self.sizes.world_size)):
-            raise UserError(f"the samplers of the ranks were made for the ranks {[rank for rank, _ in theirs]}")
+        mine = {**self._identity(), **vars(self.sizes), **self._position.plain_values()}
+        agree(mine, "the ranks' samplers", "give every rank the same lengths and settings", group)
+        ranks = gather(self.rank, group)
+        if sorted(ranks) != list(range(self.sizes.world_size)):
+            raise UserError(f"the samplers of the ranks were made for the ranks {ranks}")
         self._ranks_compared = True
 
     def _identity(self) -> dict:
@@ -249,10 +206,8 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
             **self.options.model_dump(mode="json", exclude={"cost_model"}),
         }
 
-    def _begin(self, epoch: int, carried: np.ndarray) -> None:
-        self.epoch, self._carried = epoch, carried
-        self._segments: list[dict] = []
-        self._start = self._yielded = 0
+    def _begin(self, position: Position) -> None:
+        self._position, self._yielded = position, 0
         self._cached: tuple[DrawnEpoch, Strategy] | None = None
         self._steps: OrderedDict[int, StepPlan] = OrderedDict()
 
@@ -265,9 +220,9 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
     def _planned(self) -> tuple[DrawnEpoch, Strategy]:
         """The epoch and the plan of what is left of it after all changes of sizes; made when first needed."""
         if self._cached is None:
-            drawn = DrawnEpoch(self.epoch, self.lengths, self.seed, self._carried)
+            drawn = DrawnEpoch(self.epoch, self.lengths, self.seed, self._position.carried)
             order = drawn.order
-            for segment in self._segments:
+            for segment in self._position.segments:
                 sizes = BatchSizes(*(segment[name] for name in vars(self.sizes)))
                 order = self._make_plan(drawn, order, sizes).order_after(segment["steps"], segment["samples_consumed"])
             self._cached = drawn, self._make_plan(drawn, order, self.sizes)
@@ -325,49 +280,6 @@ class LengthBalancedBatchSampler(torch.utils.data.Sampler[list[int]]):
                 f"(micro-batch {sizes.micro_batch_size} x accumulation {sizes.gradient_accumulation_steps} x world "
                 f"size {sizes.world_size}); lower train_batch_size or prepare more text"
             )
-
-
-def _whole_number(name: str, value: Any, minimum: int = 0, maximum: int | None = None) -> int:
-    """The value as a plain integer: a numpy one would not survive json.dumps.
-
-    Raises:
-        UserError: it is none, or out of range.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < minimum:
-        raise UserError(f"{name}: must be a whole number of at least {minimum}, not {value!r}")
-    if maximum is not None and value > maximum:
-        raise UserError(f"{name}: must be at most {maximum}, not {value}")
-    return int(value)
-
-
-def as_lengths(lengths: np.ndarray | torch.Tensor | Sequence[int]) -> np.ndarray:
-    """The lengths in the smallest unsigned type of at least 16 bits that holds them: (n,).
-
-    Raises:
-        UserError: they are no one-dimensional row of whole numbers of at least 1.
-    """
-    try:
-        if isinstance(lengths, torch.Tensor):
-            if lengths.dtype.is_floating_point:
-                lengths = lengths.float()  # numpy has no bfloat16; refused below
-            lengths = lengths.detach().cpu().numpy()
-        array = np.asarray(lengths)
-    except (TypeError, ValueError, OverflowError):
-        raise UserError("lengths: must be one whole number a sample, not rows of different lengths") from None
-    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
-        raise UserError(
-            f"lengths: must be a one-dimensional row of whole numbers, not shape {array.shape} of {array.dtype}"
-        )
-    smallest, largest = int(array.min()), int(array.max())
-    if smallest < 1:
-        raise UserError(f"lengths: sample {int(array.argmin())} has {smallest} tokens; must be at least 1")
-    if largest > MAX_LENGTH:
-        raise UserError(
-            f"lengths: sample {int(array.argmax())} has {largest} tokens; at most {MAX_LENGTH} are supported"
-        )
-    if array.size > MAX_SAMPLES:
-        raise UserError(f"lengths: {array.size} samples; at most {MAX_SAMPLES} are supported")
-    return array.astype(np.uint16 if largest < 1 << 16 else np.uint32, copy=False)
 
 
 def _digest(array: np.ndarray) -> str:

@@ -11,7 +11,8 @@ import optuna
 from optuna.trial import Trial, TrialState
 
 from ds_bert.cluster.launching.machines import Machines
-from ds_bert.config import MAX_INT, SECTION, read_json
+from ds_bert.config import SECTION, read_json
+from ds_bert.constants import MAX_INT
 from ds_bert.data.prepared import PreparedData
 from ds_bert.errors import UserError
 from ds_bert.identity import describe_changes, fingerprint

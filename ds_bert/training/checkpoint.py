@@ -23,9 +23,9 @@ from pathlib import Path
 import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
 
+from ds_bert.agreement import first_problem, gather, on_first_rank, rank_and_world, together
 from ds_bert.errors import UserError, first_line, last_line
 from ds_bert.files import write_atomically
-from ds_bert.training.agreement import first_problem, gather, on_first_rank, rank_and_world, together
 
 MANIFEST = "ds_bert_checkpoint.json"
 CLIENT_STATE = "ds_bert"

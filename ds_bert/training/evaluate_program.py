@@ -42,6 +42,7 @@ def evaluate(args: argparse.Namespace) -> dict:
     import torch
     from deepspeed.accelerator import get_accelerator
 
+    from ds_bert.agreement import together
     from ds_bert.data.prepared import PreparedData
     from ds_bert.modeling import (
         MaskedPositionHead,
@@ -49,7 +50,6 @@ def evaluate(args: argparse.Namespace) -> dict:
         check_tokenizer_and_lengths,
         collator_for,
     )
-    from ds_bert.training.agreement import together
     from ds_bert.training.evaluator import Evaluator, most_frequent_token_accuracy
     from ds_bert.training.trained_model import find_trained_model
 

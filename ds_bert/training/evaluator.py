@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from ds_bert.agreement import rank_and_world
 from ds_bert.data.batches.collators import Collator, MaskedBatch
 from ds_bert.data.batches.masked_dataset import MaskedLMDataset
 from ds_bert.data.batches.masking import EVALUATION_MASKS, TokenMasker
 from ds_bert.data.prepared import PreparedSplit
 from ds_bert.modeling import MaskedPositionHead, masked_lm_loss, num_correct
-from ds_bert.training.agreement import rank_and_world
 from ds_bert.training.progress import progress_bar
 
 # Not the run's seed: a model is compared with others on the same masks.

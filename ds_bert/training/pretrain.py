@@ -13,11 +13,11 @@ from deepspeed import DeepSpeedEngine
 from transformers import PreTrainedModel
 
 from ds_bert.accelerator.compiled_ops import build_ops, needed_ops, use_torch_adam
+from ds_bert.agreement import agree, gather, on_first_rank, together
 from ds_bert.cluster.rank_program import run_rank
 from ds_bert.data.batches.collators import Collator
 from ds_bert.engine import TRACE_FOLDER, initialize_resolved
 from ds_bert.errors import UserError
-from ds_bert.identity import differing_keys
 from ds_bert.modeling import (
     MaskedPositionHead,
     build_model,
@@ -33,7 +33,6 @@ from ds_bert.resolution import Resolved
 from ds_bert.sampling import LengthBalancedBatchSampler
 from ds_bert.training import checkpoint as checkpoints
 from ds_bert.training import run_lock
-from ds_bert.training.agreement import gather, on_first_rank, together
 from ds_bert.training.loop import Trainer
 from ds_bert.training.metrics import MetricsLog, plot_loss
 from ds_bert.training.options import add_pretrain_arguments
@@ -63,7 +62,7 @@ def pretrain(args: argparse.Namespace) -> None:
         UserError: on all ranks alike.
     """
     setup = together(lambda: set_up_run(args, dist.get_world_size()))
-    _check_ranks_agree(setup)
+    agree(setup.identity(), "the ranks", "give all of them the same options, configuration and data")
     first = dist.get_rank() == 0
     lock = together(lambda: run_lock.hold(setup.run_folder) if first else None)
     try:
@@ -101,19 +100,6 @@ def _train(setup: RunSetup) -> None:
         _say(f"stopped as asked, saved at step {engine.global_steps}; the same command goes on from there")
     if first:
         _say(f"loss curve: {plot_loss(setup.run_folder)}")
-
-
-def _check_ranks_agree(setup: RunSetup) -> None:
-    """Raise a `UserError` on all ranks if any has another run in mind than rank 0. A collective call."""
-    first, *others = gather(setup.identity())
-    for rank, other in enumerate(others, start=1):
-        differing = differing_keys(first, other)
-        if differing:
-            key = differing[0]
-            raise UserError(
-                f"the ranks disagree: {key} is {first.get(key)!r} on rank 0 and {other.get(key)!r} on rank {rank}; "
-                "give all of them the same options, configuration and data"
-            )
 
 
 def _describe_epoch(sampler: LengthBalancedBatchSampler) -> str:

@@ -123,5 +123,5 @@ def train_with_a_seed_of_its_own(args) -> str:
 
 def test_ranks_that_were_told_different_things_say_so(rank_pool, run_args, small_model):
     args = run_args(small_model(0.0), CONFIG)
-    message = "the ranks disagree: seed is 0 on rank 0 and 1 on rank 1; give all of them the same options"
+    message = "the ranks differ in seed: 0 on rank 0, 1 on rank 1; give all of them the same options"
     assert all(error.startswith(message) for error in rank_pool(2).run(train_with_a_seed_of_its_own, args))

@@ -1,4 +1,4 @@
-"""Failing together: an error on one rank becomes the same error on all of them, so that nobody waits for ever."""
+"""Agreement of ranks: the same values on all, and an error on one becomes the same error on all, so none waits."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -6,6 +6,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from ds_bert.errors import UserError
+from ds_bert.identity import differing_keys
 
 Result = TypeVar("Result")
 
@@ -15,14 +16,35 @@ def rank_and_world() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def gather(value: Result) -> list[Result]:
-    """The (picklable) values of all ranks, in the order of the ranks. A collective call."""
-    _, world_size = rank_and_world()
+def gather(value: Result, group: dist.ProcessGroup | None = None) -> list[Result]:
+    """The (picklable) values of all ranks of a group, in the order of the ranks. A collective call."""
+    world_size = dist.get_world_size(group) if dist.is_initialized() else 1
     values = [value]
     if world_size > 1:
         values = [None] * world_size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=group)
     return values
+
+
+def agree(mine: dict, who: str, remedy: str, group: dist.ProcessGroup | None = None) -> None:
+    """Stop all ranks if one of them holds other values than rank 0. A collective call.
+
+    Args:
+        mine: this rank's plain values by name.
+        who: the subject of the error, such as "the ranks".
+        remedy: the end of the error, what to do.
+        group: the ranks that are compared; all without it.
+
+    Raises:
+        UserError: the same on all ranks; names the first value that differs, on rank 0 and on the first rank with
+            another.
+    """
+    first, *others = gather(mine, group)
+    for rank, other in enumerate(others, start=1):
+        for key in differing_keys(first, other):
+            raise UserError(
+                f"{who} differ in {key}: {first.get(key)!r} on rank 0, {other.get(key)!r} on rank {rank}; {remedy}"
+            )
 
 
 def first_problem(problems: list[str | None]) -> str | None:
